@@ -57,7 +57,7 @@ def measure(n: int, tokens: int, rounds: int) -> list[Result]:
     heads = [DrawnExit(config.hidden_size) for _ in AT]
     model = attach_heads(network, AT, batch, heads=heads).eval()
     small = {name: value[:1, :8].repeat(20, 1) for name, value in batch.items()}
-    record = collect(model, [small], losses=["brier"], scores=["model"], progress=False)
+    record = collect(model, [small], losses=["brier"], scores=["model"])
     policy = calibrate(
         record, risk="consistency", loss="brier", epsilon=1.9, delta=0.5, path=[1.1, 0.5]
     )

@@ -27,6 +27,7 @@ from rich.console import Console
 from torch import Tensor
 
 import swiftsure_zoo as zoo
+from swiftsure import RunOptions
 from swiftsure.run.ray_pool import RETRIES, RayPool, SwiftsureWorker
 from swiftsure.torch import collect
 from swiftsure.torch.ray_workers import AHEAD
@@ -85,7 +86,9 @@ def measured(n_batches: int, repeats: int) -> Iterator[Result]:
     for _ in range(repeats):
         for workers in (1, 2):
             loader = Timed(images, n_batches)
-            collect(model, loader, losses=["zero_one"], engine="ray", workers=workers)
+            collect(
+                model, loader, losses=["zero_one"], run=RunOptions(engine="ray", workers=workers)
+            )
             wall = (time.perf_counter() - loader.times[0][0]) / (n_batches - WARM)
             (start, *before), (end, *after) = loader.times
             # About as many batches were waiting when the clock started as at its end.

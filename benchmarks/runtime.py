@@ -69,7 +69,7 @@ def policy_at(model: nn.Module, images: Tensor, saving: float | None) -> Policy:
         (images[i : i + 64], torch.zeros(len(images[i : i + 64]), dtype=torch.long))
         for i in range(0, len(images), 64)
     ]
-    record = collect(model, batches, losses=["zero_one"], progress=False)
+    record = collect(model, batches, losses=["zero_one"])
     path = np.quantile(record.confidences["top1"], np.linspace(0.999, 0, 400))
     curve = record.curve("consistency", "zero_one", path=path)
     flops = curve.mean_cost("flops")
@@ -248,7 +248,7 @@ def collecting(device: str, batch: int, width: int, repeats: int) -> Result:
             model(x)
 
     seconds = best(
-        {"bare": [bare], "collect": [lambda: collect(model, pairs, progress=False)]},
+        {"bare": [bare], "collect": [lambda: collect(model, pairs)]},
         device,
         repeats,
     )

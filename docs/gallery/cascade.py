@@ -33,7 +33,7 @@ sample = records.sample_images()
 images, labels = prepared(sample.images), torch.from_numpy(sample.labels)
 batches = [(images[i : i + 100], labels[i : i + 100]) for i in range(0, 900, 100)]
 
-record = collect(cascade, batches[:6], losses=["zero_one"], progress=False)
+record = collect(cascade, batches[:6], losses=["zero_one"])
 small, large = record.costs["flops"]
 print(f"The small network takes {small / (large - small):.1%} of the large one's FLOPs.")
 

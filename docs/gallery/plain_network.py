@@ -24,7 +24,7 @@ def batches(first, last):
 model = attach_heads(plain, ["2", "5"], images[:2])
 train_heads(model, batches(0, 1000), epochs=4, progress=False)
 
-record = collect(model, batches(1000, 1500), progress=False)
+record = collect(model, batches(1000, 1500))
 accuracy = 1 - record.losses["zero_one"].mean(axis=0)
 print("accuracy of the exits:", ", ".join(f"{a:.0%}" for a in accuracy))
 

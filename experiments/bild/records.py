@@ -26,7 +26,7 @@ from experiments.calm.records import PARTS
 from experiments.translation.data import Pairs, multi30k
 from experiments.translation.train import HERE as TRANSLATION
 from experiments.translation.train import translations
-from swiftsure import ThresholdRecord
+from swiftsure import RunOptions, ThresholdRecord
 from swiftsure.text import Rollback, sweep_pair
 
 HERE = Path(__file__).parent
@@ -55,8 +55,7 @@ def swept(
         losses=["bleu", "rouge_l"],
         max_new_tokens=64,
         ids=range(first, end),
-        shards=output / f"bild_shards_{worker + 1}_of_{workers}",
-        shard_size=64,
+        run=RunOptions(shards=output / f"bild_shards_{worker + 1}_of_{workers}", shard_size=64),
     )
 
 

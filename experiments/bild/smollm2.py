@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.calm.smollm2 import GENERATION, loaded, prompts, shared_options, tests
+from swiftsure import RunOptions
 from swiftsure.text import Rollback, fit_exit_heads, self_draft, sweep_pair
 
 HERE = Path(__file__).parent
@@ -40,8 +41,7 @@ def main() -> None:
         rule=Rollback(None, fallback=0.5),
         losses=["rouge_l", "token_f1"],
         **GENERATION,
-        shards=arguments.output / "smollm2_shards",
-        shard_size=32,
+        run=RunOptions(shards=arguments.output / "smollm2_shards", shard_size=32),
     )
     record.save(arguments.output / "smollm2.parquet")
     means = {name: values.mean(axis=0).tolist() for name, values in record.costs.items()}

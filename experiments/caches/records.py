@@ -21,7 +21,7 @@ from PIL import Image
 from experiments import commands
 from experiments.caches.network import dit, load_weights, pipeline
 from experiments.caches.train import HERE, sheet
-from swiftsure import Policy, ThresholdRecord, calibrate
+from swiftsure import Policy, RunOptions, ThresholdRecord, calibrate
 from swiftsure.diffusion import Lpips
 from swiftsure.diffusion.caches import CachedPipeline, sweep_cache
 from swiftsure.diffusion.caches.pipeline import sample_generators
@@ -109,7 +109,7 @@ def main() -> None:
         warm_ups=WARM_UPS,
         losses=losses,
         batch_size=arguments.n,
-        shard_size=arguments.n,
+        run=RunOptions(shard_size=arguments.n),
         **call,
     )
     record.save(output / f"{arguments.name}_cache.parquet")

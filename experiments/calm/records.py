@@ -20,6 +20,7 @@ from experiments import commands
 from experiments.translation.data import Pairs, multi30k
 from experiments.translation.train import HERE as TRANSLATION
 from experiments.translation.train import translations
+from swiftsure import RunOptions
 from swiftsure.text import CalmRule, MetaClassifier, sweep, train_meta
 
 HERE = Path(__file__).parent
@@ -95,8 +96,7 @@ def main() -> None:
             generation=GENERATION,
             ids=ids,
             batch_size=arguments.batch,
-            shards=arguments.output / f"{NAME}_{score}_shards",
-            shard_size=1024,
+            run=RunOptions(shards=arguments.output / f"{NAME}_{score}_shards", shard_size=1024),
         )
         record.save(arguments.output / f"{NAME}_{score}.parquet")
         layers = record.costs["layers"].mean(axis=0)

@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from experiments import commands
 from experiments.calm.records import PARTS
 from experiments.translation.data import multi30k
+from swiftsure import RunOptions
 from swiftsure.text import CalmRule, fit_exit_heads, sweep, train_meta
 from swiftsure.text.calm.training import agreement_examples
 
@@ -122,8 +123,7 @@ def main() -> None:
             classifier=classifier if score == "meta" else None,
             generation=GENERATION,
             batch_size=arguments.batch,
-            shards=arguments.output / f"smollm2_{score}_shards",
-            shard_size=256,
+            run=RunOptions(shards=arguments.output / f"smollm2_{score}_shards", shard_size=256),
         )
         record.save(arguments.output / f"smollm2_{score}.parquet")
         layers = record.costs["layers"].mean(axis=0)

@@ -27,7 +27,7 @@ import numpy as np
 
 from experiments import commands
 from experiments.diffusion.train import HERE, sampled, sheet
-from swiftsure import ThresholdRecord, calibrate
+from swiftsure import RunOptions, ThresholdRecord, calibrate
 from swiftsure.diffusion import (
     DDIM,
     DeeDiff,
@@ -179,8 +179,7 @@ def main() -> None:
         losses=[*perceptual, "ssim", "mse"],
         labels=labels,
         seed=arguments.seed,
-        shards=shards,
-        shard_size=2 * arguments.batch,
+        run=RunOptions(shards=shards, shard_size=2 * arguments.batch),
         **options,
     )
     if arguments.look_at:

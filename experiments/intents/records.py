@@ -71,7 +71,6 @@ def main() -> None:
             in_batches(tokenizer, questions, 44, report["recipe"]["data"]["length"]),
             scores=["top1", "top_diff", "entropy"],
             losses=["zero_one", "brier"],
-            progress=False,
         )
         record.save(file.with_suffix(".parquet"))
         accuracy = 1 - record.losses["zero_one"].mean(axis=0, dtype=float)

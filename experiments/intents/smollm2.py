@@ -235,7 +235,6 @@ def main() -> None:
         prompted(tokenizer, fresh, arguments.batch, model.device),
         losses=["zero_one", "brier"],
         scores=["top1", "top_diff", "entropy"],
-        progress=False,
     )
     record.save(arguments.output / "smollm2_topics.parquet")
     report["test"] = record.n

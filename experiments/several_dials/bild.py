@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from experiments.several_dials.sentences import sentences
-from swiftsure import ThresholdRecord
+from swiftsure import RunOptions, ThresholdRecord
 from swiftsure.text import Rollback, self_draft, sweep_pair
 from swiftsure_zoo.records import TRANSLATOR
 
@@ -53,8 +53,7 @@ def main() -> None:
             losses=["bleu"],
             max_new_tokens=64,
             ids=kept,
-            shards=arguments.shards / f"{arguments.name}_{number}",
-            shard_size=32,
+            run=RunOptions(shards=arguments.shards / f"{arguments.name}_{number}", shard_size=32),
         )
         for number, settings in enumerate(RECORDS[arguments.name])
     ]

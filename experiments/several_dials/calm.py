@@ -14,7 +14,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from experiments.calm.records import GENERATION
 from experiments.several_dials.sentences import sentences
-from swiftsure import ThresholdRecord
+from swiftsure import RunOptions, ThresholdRecord
 from swiftsure.text import CalmRule, Decay, sweep
 from swiftsure_zoo.records import TRANSLATOR
 
@@ -46,8 +46,7 @@ def main() -> None:
             generation=GENERATION,
             ids=kept,
             batch_size=32,
-            shards=arguments.shards / f"calm_{number}",
-            shard_size=128,
+            run=RunOptions(shards=arguments.shards / f"calm_{number}", shard_size=128),
         )
         for number, rule in enumerate(rules)
     ]

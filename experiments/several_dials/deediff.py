@@ -12,6 +12,7 @@ from pathlib import Path
 
 from experiments.diffusion.records import HERE as DIFFUSION
 from experiments.diffusion.records import classes, network
+from swiftsure import RunOptions
 from swiftsure.diffusion import DDIM, Lpips, Schedule, sweep
 
 HERE = Path(__file__).parent
@@ -40,8 +41,7 @@ def main() -> None:
         sampler=DDIM(STEPS, Schedule(**recipe["schedule"])),
         labels=classes(arguments.n, model.n_classes - 1, 0),
         batch_size=16,
-        shards=arguments.shards / "deediff",
-        shard_size=16,
+        run=RunOptions(shards=arguments.shards / "deediff", shard_size=16),
     )
     arguments.output.mkdir(parents=True, exist_ok=True)
     record.save(arguments.output / "deediff.parquet")

@@ -60,7 +60,7 @@ def collected(size: int, n: int | None) -> ExitRecord:
     labels, ids = torch.from_numpy(sample.labels[:n]), sample.ids[:n].tolist()
     parts = [slice(k, k + 100) for k in range(0, len(images), 100)]
     batches = [(images[part], labels[part], ids[part]) for part in parts]
-    return collect(msdnet_fashion_mnist(), batches, losses=["zero_one"], progress=False)
+    return collect(msdnet_fashion_mnist(), batches, losses=["zero_one"])
 
 
 def taken(record: ExitRecord, level: float) -> tuple[np.ndarray, np.ndarray]:

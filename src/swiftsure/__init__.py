@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from swiftsure.losses import Loss, LossRange
     from swiftsure.monitor import Monitor
     from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord, load_record
+    from swiftsure.run import RunOptions
     from swiftsure.study import simulate
     from swiftsure.study.evaluation import evaluate
     from swiftsure.study.pools import Repeats
@@ -62,6 +63,7 @@ __all__ = [
     "Promise",
     "Repeats",
     "RiskCurve",
+    "RunOptions",
     "ShardedRecord",
     "SlicedPolicy",
     "Study",
@@ -108,6 +110,7 @@ _HOMES = {
     "Policy": "certify.policy",
     "Repeats": "study.pools",
     "RiskCurve": "curves.curve",
+    "RunOptions": "run.options",
     "ShardedRecord": "records",
     "SlicedPolicy": "certify.slices",
     "Study": "study.results",

@@ -18,7 +18,7 @@ def test_its_record_is_what_it_does():
     assert record.fingerprint == fingerprint(model)
     part = record.take(sample.ids[:150])
     batch = (prepared(sample.images[:150]), torch.from_numpy(sample.labels[:150]))
-    found = collect(model, [batch], losses=["zero_one"], progress=False)
+    found = collect(model, [batch], losses=["zero_one"])
     np.testing.assert_allclose(found.confidences["top1"], part.confidences["top1"], atol=1e-5)
     np.testing.assert_array_equal(found.losses["zero_one"], part.losses["zero_one"])
     np.testing.assert_array_equal(found.costs["flops"], demo.description()["flops"])

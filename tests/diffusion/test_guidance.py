@@ -112,7 +112,6 @@ def test_policies_are_bound_to_the_scale(plain):
         losses=["mse"],
         sampler=SAMPLER,
         labels=labels,
-        progress=False,
     )
     policy = ss.calibrate(record, risk="consistency", loss="mse", epsilon=0.5)
     assert policy.threshold == pytest.approx(level)

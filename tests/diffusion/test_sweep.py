@@ -115,7 +115,12 @@ def test_the_order_of_work_changes_nothing(tmp_path):
     levels = confidence_levels(DeeDiff(model, sampler=SAMPLER))
     whole = sweep(model, 7, thresholds=levels, **options)
     pieces = sweep(
-        model, 7, thresholds=levels, batch_size=2, shards=tmp_path, shard_size=3, **options
+        model,
+        7,
+        thresholds=levels,
+        batch_size=2,
+        run=ss.RunOptions(shards=tmp_path, shard_size=3),
+        **options,
     )
     np.testing.assert_allclose(
         pieces.inconsistencies["mse"], whole.inconsistencies["mse"], atol=1e-5
@@ -180,21 +185,22 @@ def killed_loss(monkeypatch):
 def test_a_sweep_goes_on_where_it_was_killed(tmp_path, generated, killed_loss):
     model = network()
     levels = confidence_levels(DeeDiff(model, sampler=SAMPLER))[:2]
-    options = {"thresholds": levels, "sampler": SAMPLER, "shards": tmp_path, "shard_size": 2}
-    expected = sweep(model, 6, losses=["mse"], **(options | {"shards": None}))
+    options = {"thresholds": levels, "sampler": SAMPLER, "losses": ["mse"]}
+    expected = sweep(model, 6, **options)
+    options["run"] = ss.RunOptions(shards=tmp_path, shard_size=2)
     with killed_loss(), pytest.raises(KeyboardInterrupt):
-        sweep(model, 6, losses=["mse"], **options)
+        sweep(model, 6, **options)
     kept = len(list(tmp_path.glob("shard-*.parquet")))
     assert 0 < kept < 3
     generated.clear()
-    record = sweep(model, 6, losses=["mse"], **options)
+    record = sweep(model, 6, **options)
     assert sum(generated) <= (6 - 2 * kept) * 3
     np.testing.assert_allclose(
         record.inconsistencies["mse"], expected.inconsistencies["mse"], atol=1e-6
     )
     assert record.ids.tolist() == list(range(6))
     generated.clear()
-    again = sweep(model, 6, losses=["mse"], **options)
+    again = sweep(model, 6, **options)
     assert not generated
     np.testing.assert_array_equal(again.costs["flops"], record.costs["flops"])
 
@@ -209,16 +215,17 @@ def test_a_sweep_goes_on_where_it_was_killed(tmp_path, generated, killed_loss):
         ({"model": network(1)}, "model"),
         ({"n": 4}, "n"),
         ({"first": 1}, "first"),
-        ({"shard_size": 1}, "shard_size"),
+        ({"run": {"shard_size": 1}}, "shard_size"),
     ],
     ids=str,
 )
 def test_shards_of_another_run_are_refused(tmp_path, changes, named):
     options = {"model": network(), "n": 2, "thresholds": [0.5], "losses": ["mse"]}
-    options |= {"sampler": SAMPLER, "shards": tmp_path}
-    sweep(**options)
+    options["sampler"] = SAMPLER
+    sweep(**options, run=ss.RunOptions(shards=tmp_path))
+    run = ss.RunOptions(shards=tmp_path, **changes.get("run", {}))
     with pytest.raises(ValueError, match=rf"holds another run, with other {named}:"):
-        sweep(**options | changes)
+        sweep(**options | changes | {"run": run})
 
 
 # --------------------------------------------------------------------------------------- policies
@@ -303,7 +310,6 @@ def test_pilot_thresholds_save_more_than_looking_costs():
         ({"losses": ["mse", "mse"]}, "each only once"),
         ({"losses": ["psnr"]}, "`losses` must be one of"),
         ({"batch_size": 0}, "`batch_size`"),
-        ({"shard_size": 0}, "`shard_size`"),
         ({"first": -1}, "`first`"),
         ({"min_exit": 9}, "`min_exit`"),
         ({"dtype": "int8"}, "`dtype`"),
@@ -328,7 +334,7 @@ def test_a_bar_shows_all_work(monkeypatch, tmp_path):
     monkeypatch.setattr(loop, "steps", steps)
     model, options = network(), {"thresholds": [0.9, 0.5], "losses": ["mse"], "sampler": SAMPLER}
     for _ in range(2):  # the second time from shards
-        sweep(model, 5, shards=tmp_path, shard_size=2, progress=True, **options)
+        sweep(model, 5, run=ss.RunOptions(shards=tmp_path, shard_size=2, progress=True), **options)
         assert seen == {"title": "sweeping", "total": 15, "shown": True, "done": 15}
 
 

@@ -58,14 +58,14 @@ def test_nothing_is_lost_and_nothing_left(tmp_path, make):
 
 def test_a_collection_says_what_is_on_the_disk(tmp_path):
     parts = tmp_path / "parts"
-    collect(Played(4), batches(90)[:2], shards=parts, shard_size=16)
+    collect(Played(4), batches(90)[:2], run=ss.RunOptions(shards=parts, shard_size=16))
     size = max(path.stat().st_size for path in parts.glob("*.parquet"))
     with (
         room_for(size // 2),
         pytest.raises(InterruptedCollectionError, match=r"after 48 samples, .*\(32 of them in"),
     ):
-        collect(Played(4), batches(90), shards=parts, shard_size=16)
-    record = collect(Played(4), batches(90), shards=parts, shard_size=16)
+        collect(Played(4), batches(90), run=ss.RunOptions(shards=parts, shard_size=16))
+    record = collect(Played(4), batches(90), run=ss.RunOptions(shards=parts, shard_size=16))
     assert record.n == 90
 
 

@@ -76,7 +76,7 @@ class Slow(Sweep):
 
 def sweep(folder):
     made = Slow(system="slow", grid=np.asarray([np.inf, 0.9, 0.5]), fingerprint=None, settings={})
-    return made.run(60, shards=folder, shard_size=8)
+    return made.run(60, ss.RunOptions(shards=folder, shard_size=8))
 
 
 @pytest.mark.slow
@@ -87,9 +87,7 @@ def test_collecting(tmp_path):
         record = collect(
             Played(4),
             slowly(batches(N)),
-            shards=tmp_path / "parts",
-            shard_size=20,
-            durable=False,
+            run=ss.RunOptions(shards=tmp_path / "parts", shard_size=20, durable=False),
         )
         record.save(tmp_path / "record.parquet")
 

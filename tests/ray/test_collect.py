@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from swiftsure import RunOptions
 from swiftsure.torch import collect
 from swiftsure.torch.collecting import InterruptedCollectionError
 from tests.ray.builders import SETTINGS, batches, same
@@ -32,9 +33,16 @@ def test_either_engine_resumes_the_other_and_gives_the_same_record(
     place = {"shards": tmp_path, "shard_size": 50}
     workers = {"ray": 2, "local": None}
     with pytest.raises(InterruptedCollectionError, match="the disk is gone") as stopped:
-        collect(model, Dies(data, 9), engine=first, workers=workers[first], **place, **SETTINGS)
+        collect(
+            model,
+            Dies(data, 9),
+            run=RunOptions(engine=first, workers=workers[first], **place),
+            **SETTINGS,
+        )
     assert stopped.value.n_saved >= 50
-    found = collect(model, data, engine=second, workers=workers[second], **place, **SETTINGS)
+    found = collect(
+        model, data, run=RunOptions(engine=second, workers=workers[second], **place), **SETTINGS
+    )
     same(found, expected)
 
 
@@ -45,11 +53,4 @@ def test_errors_of_workers_are_those_of_the_model(cluster):
     bad[0] = torch.nan
     given = [*data[:2], (bad, data[2][1])]
     with pytest.raises(InterruptedCollectionError, match=r"exit 1 is NaN .* sample 46"):
-        collect(network(), given, engine="ray", workers=1, **SETTINGS)
-
-
-def test_arguments(cluster):
-    with pytest.raises(ValueError, match="`workers` needs engine='ray'"):
-        collect(network(), batches(), workers=2)
-    with pytest.raises(ValueError, match="`engine`"):
-        collect(network(), batches(), engine="spark")
+        collect(network(), given, run=RunOptions(engine="ray", workers=1), **SETTINGS)

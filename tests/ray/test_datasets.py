@@ -1,5 +1,7 @@
 """Collecting over a Ray Dataset: Parquet, images and a Hugging Face dataset, in any engine."""
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -7,6 +9,7 @@ import pytest
 import ray
 import torch
 
+from swiftsure import RunOptions
 from swiftsure.torch import collect
 from swiftsure.torch.collecting import InterruptedCollectionError
 from swiftsure.torch.ray_data import RemoteBatch, dataset_batches
@@ -63,21 +66,22 @@ def loader(parts=None):
 
 @pytest.mark.slow
 def test_parquet_gives_the_local_record_and_resumes_a_local_run(cluster, parquet, tmp_path):
-    model, place = network(), {"shards": tmp_path, "shard_size": 30}
+    model, place = network(), RunOptions(shards=tmp_path, shard_size=30)
     expected = collect(model, loader(), **SETTINGS)
     with pytest.raises(InterruptedCollectionError):
-        collect(model, loader(5), **place, **SETTINGS)
+        collect(model, loader(5), run=place, **SETTINGS)
     given = dataset(parquet)
-    found = collect(model, given, engine="ray", workers=2, batch_size=SIZE, **place, **SETTINGS)
+    on_ray = replace(place, engine="ray", workers=2)
+    found = collect(model, given, run=on_ray, batch_size=SIZE, **SETTINGS)
     same(found, expected)
     assert np.array_equal(found.groups, expected.groups)
     assert not given.context.execution_options.preserve_order  # as it was
-    same(collect(model, loader(), **place, **SETTINGS), expected)  # which checks all hashes
+    same(collect(model, loader(), run=place, **SETTINGS), expected)  # which checks all hashes
 
 
 @pytest.mark.slow
 def test_a_local_run_goes_on_after_ray_and_over_the_same_dataset(cluster, parquet, tmp_path):
-    model, place = network(), {"shards": tmp_path, "shard_size": 20, "batch_size": SIZE}
+    model, place = network(), RunOptions(shards=tmp_path, shard_size=20)
 
     def failing(batch):
         if batch["ids"][0] >= "sample-120":
@@ -86,18 +90,20 @@ def test_a_local_run_goes_on_after_ray_and_over_the_same_dataset(cluster, parque
 
     broken = dataset(parquet).map_batches(failing, batch_size=10)
     with pytest.raises((InterruptedCollectionError, ray.exceptions.RayError)):
-        collect(model, broken, engine="ray", workers=1, **place, **SETTINGS)
-    found = collect(model, dataset(parquet), **place, **SETTINGS)
+        collect(
+            model, broken, run=replace(place, engine="ray", workers=1), batch_size=SIZE, **SETTINGS
+        )
+    found = collect(model, dataset(parquet), run=place, batch_size=SIZE, **SETTINGS)
     same(found, collect(model, loader(), **SETTINGS))
 
 
 @pytest.mark.slow
 def test_other_data_are_refused(cluster, parquet, tmp_path):
-    model, place = network(), {"shards": tmp_path, "batch_size": SIZE, "engine": "ray"}
-    collect(model, dataset(parquet), workers=1, **place, **SETTINGS)
+    model, place = network(), RunOptions(shards=tmp_path, engine="ray", workers=1)
+    collect(model, dataset(parquet), run=place, batch_size=SIZE, **SETTINGS)
     changed = dataset(parquet).map_batches(lambda batch: {**batch, "labels": batch["labels"] * 0})
     with pytest.raises(ValueError, match="the labels differ"):
-        collect(model, changed, workers=1, **place, **SETTINGS)
+        collect(model, changed, run=place, batch_size=SIZE, **SETTINGS)
 
 
 @pytest.mark.slow
@@ -115,7 +121,7 @@ def test_images(cluster, tmp_path):
         }
 
     given = ray.data.read_images(str(tmp_path), include_paths=True, mode="L").map_batches(prepared)
-    found = collect(network(), given, engine="ray", workers=1, batch_size=8)
+    found = collect(network(), given, run=RunOptions(engine="ray", workers=1), batch_size=8)
     x = torch.from_numpy(pictures.reshape(20, 6).astype(np.float32) / 255)
     names = [f"{k:02d}.png" for k in range(20)]
     expected = collect(
@@ -135,7 +141,9 @@ def test_a_hugging_face_dataset(cluster):
         return {**batch, "inputs": np.stack(batch["inputs"]).astype(np.float32)}
 
     given = ray.data.from_huggingface(rows).map_batches(prepared)
-    found = collect(network(), given, engine="ray", workers=1, batch_size=8, **SETTINGS)
+    found = collect(
+        network(), given, run=RunOptions(engine="ray", workers=1), batch_size=8, **SETTINGS
+    )
     expected = collect(network(), zip(x.split(8), y.split(8), strict=True), **SETTINGS)
     same(found, expected)
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import ray
 
+from swiftsure import RunOptions
 from swiftsure.records import ExitRecord, ThresholdRecord
 from swiftsure.run import Runs, Sweep
 from swiftsure.run.ray_pool import RETRIES, RayPool
@@ -54,7 +55,7 @@ class SlowSweep(Sweep):
 
 def sweep(n=60, **options):
     made = SlowSweep(system="slow", grid=np.asarray([np.inf, 0.9, 0.5]), batch_size=4)
-    return made.run(n, shard_size=4, **options)
+    return made.run(n, RunOptions(shard_size=4, **options))
 
 
 class Slowly(list):
@@ -125,10 +126,7 @@ def test_killed_workers_of_a_collection(cluster, tmp_path, after, n_killed):
         found = collect(
             model,
             Slowly(data),
-            engine="ray",
-            workers=WORKERS,
-            shards=tmp_path,
-            shard_size=40,
+            run=RunOptions(engine="ray", workers=WORKERS, shards=tmp_path, shard_size=40),
             **SETTINGS,
         )
     assert len(killer.killed) == n_killed
@@ -146,11 +144,8 @@ def test_killed_workers_while_a_dataset_is_read(cluster, tmp_path, after, n_kill
         found = collect(
             network(),
             dataset(N),
-            engine="ray",
-            workers=2,
+            run=RunOptions(engine="ray", workers=2, shards=tmp_path, shard_size=40),
             batch_size=23,
-            shards=tmp_path,
-            shard_size=40,
             **SETTINGS,
         )
     assert len(killer.killed) == n_killed
@@ -189,8 +184,9 @@ def drive(kind, folder):
         sweep(engine="ray", workers=WORKERS, shards=folder)
     else:
         data = dataset(N) if kind == "dataset" else Slowly(batches(N))
-        more = {"batch_size": 23, "workers": 2} if kind == "dataset" else {"workers": WORKERS}
-        collect(network(), data, engine="ray", shards=folder, shard_size=40, **more, **SETTINGS)
+        size, workers = (23, 2) if kind == "dataset" else (None, WORKERS)
+        run = RunOptions(engine="ray", workers=workers, shards=folder, shard_size=40)
+        collect(network(), data, batch_size=size, run=run, **SETTINGS)
 
 
 @pytest.mark.slow
@@ -220,7 +216,9 @@ def test_a_killed_driver_is_resumed_by_another_process(tmp_path, kind, after):
         same_sweep(sweep(shards=folder), sweep())
         counted_once(folder, ThresholdRecord, 60)
     else:
-        found = collect(network(), loader_of(kind), shards=folder, shard_size=40, **SETTINGS)
+        found = collect(
+            network(), loader_of(kind), run=RunOptions(shards=folder, shard_size=40), **SETTINGS
+        )
         same(found, collect(network(), batches(N), **SETTINGS))
         counted_once(folder, ExitRecord, N)
     for name, content in kept.items():

@@ -7,6 +7,7 @@ import pytest
 import ray
 import torch
 
+from swiftsure import RunOptions
 from swiftsure.run.ray_pool import RayPool
 from swiftsure.torch.modes import needs_gpu
 from tests.ray.builders import same_sweep
@@ -14,24 +15,17 @@ from tests.run.test_sweep import GRID, NUMBERS, Rounding
 
 
 def test_either_engine_resumes_the_other(cluster, tmp_path):
-    expected = Rounding(NUMBERS, GRID).run(5, shard_size=2)
-    on_ray = {"engine": "ray", "workers": 2, "shard_size": 2}
-    same_sweep(Rounding(NUMBERS, GRID).run(5, shards=tmp_path, **on_ray), expected)
+    expected = Rounding(NUMBERS, GRID).run(5, RunOptions(shard_size=2))
+    on_ray = RunOptions(shards=tmp_path, engine="ray", workers=2, shard_size=2)
+    same_sweep(Rounding(NUMBERS, GRID).run(5, on_ray), expected)
     (tmp_path / "shard-00001.parquet").unlink()
     here = Rounding(NUMBERS, GRID)
-    same_sweep(here.run(5, shards=tmp_path, shard_size=2), expected)
+    same_sweep(here.run(5, RunOptions(shards=tmp_path, shard_size=2)), expected)
     assert {row for row, _ in here.runs} == {2, 3}
     (tmp_path / "shard-00000.parquet").unlink()
     there = Rounding(NUMBERS, GRID)
-    same_sweep(there.run(5, shards=tmp_path, **on_ray), expected)
+    same_sweep(there.run(5, on_ray), expected)
     assert not there.runs  # not in this process
-
-
-def test_arguments():
-    with pytest.raises(ValueError, match="`workers` needs engine='ray'"):
-        Rounding(NUMBERS, GRID).run(5, workers=2)
-    with pytest.raises(ValueError, match="`engine`"):
-        Rounding(NUMBERS, GRID).run(5, engine="spark")
 
 
 class Failing(Rounding):
@@ -43,7 +37,9 @@ class Failing(Rounding):
 
 def test_errors_of_workers_are_raised_here(cluster, tmp_path):
     with pytest.raises(OSError, match="the disk is gone"):
-        Failing(NUMBERS, GRID).run(5, shards=tmp_path, shard_size=1, engine="ray", workers=1)
+        Failing(NUMBERS, GRID).run(
+            5, RunOptions(shards=tmp_path, shard_size=1, engine="ray", workers=1)
+        )
     assert len(list(tmp_path.glob("shard-*.parquet"))) == 2
 
 
@@ -73,7 +69,7 @@ def test_workers_on_gpus_have_one_each(cluster):
 @pytest.mark.slow
 def test_progress_is_among_the_metrics_of_ray(cluster):
     """Which its dashboard shows through Prometheus and Grafana."""
-    Rounding(NUMBERS, GRID).run(5, shard_size=2, engine="ray", workers=1)
+    Rounding(NUMBERS, GRID).run(5, RunOptions(shard_size=2, engine="ray", workers=1))
     (node,) = ray.nodes()
     address = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
     deadline = time.monotonic() + 60
@@ -96,11 +92,16 @@ def test_calm(cluster, tmp_path):
         "tokenizer": tokenizer(),
         "thresholds": [None, 0.9, 0.5, 0.2],
         "generation": {"max_new_tokens": 6},
-        "shard_size": 3,
     }
     data = texts(8)
     expected = sweep(t5(), data, data[::-1], **settings)
-    found = sweep(t5(), data, data[::-1], shards=tmp_path, engine="ray", workers=2, **settings)
+    found = sweep(
+        t5(),
+        data,
+        data[::-1],
+        run=RunOptions(shards=tmp_path, shard_size=3, engine="ray", workers=2),
+        **settings,
+    )
     same_sweep(found, expected)
 
 
@@ -116,10 +117,11 @@ def test_bild(cluster):
         "thresholds": [0.0, 1.0, 4.0],
         "rule": Rollback(None, fallback=0.1, max_draft=4),
         "max_new_tokens": 8,
-        "shard_size": 2,
     }
     expected = sweep_pair(large, small, texts(5), **settings)
-    found = sweep_pair(large, small, texts(5), engine="ray", workers=2, **settings)
+    found = sweep_pair(
+        large, small, texts(5), run=RunOptions(shard_size=2, engine="ray", workers=2), **settings
+    )
     same_sweep(found, expected)
 
 
@@ -130,7 +132,7 @@ def test_deediff(cluster):
 
     model, sampler = network(), DDIM(4, Schedule(40))
     levels = confidence_levels(DeeDiff(model, sampler=sampler))
-    settings = {"thresholds": levels, "losses": ["mse"], "sampler": sampler, "shard_size": 4}
+    settings = {"thresholds": levels, "losses": ["mse"], "sampler": sampler}
     expected = sweep(model, 10, **settings)
-    found = sweep(model, 10, engine="ray", workers=2, **settings)
+    found = sweep(model, 10, run=RunOptions(shard_size=4, engine="ray", workers=2), **settings)
     same_sweep(found, expected)

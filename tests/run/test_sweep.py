@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from swiftsure import RunOptions
 from swiftsure.run import Runs, Sweep, sweep_grid
 
 
@@ -49,7 +50,7 @@ NUMBERS, GRID = [0.1, 0.9, 0.5, 0.7, 0.3], [0.8, 0.6, 0.4, 0.2]
 @pytest.mark.parametrize("shard_size", [2, 64])
 def test_few_runs_fill_the_record(options, shard_size):
     system = Rounding(NUMBERS, GRID, **options)
-    record = system.run(5, shard_size=shard_size)
+    record = system.run(5, RunOptions(shard_size=shard_size))
     expected = np.asarray(NUMBERS)[:, None] >= system.grid
     np.testing.assert_array_equal(record.inconsistencies["changed"], expected)
     np.testing.assert_array_equal(record.costs["steps"], 2.0 - expected)
@@ -66,10 +67,10 @@ def test_the_full_model_runs_first_and_alone():
 
 def test_shards_are_resumed_and_bound_to_the_data(tmp_path):
     first = Rounding(NUMBERS, GRID)
-    whole = first.run(5, shards=tmp_path, shard_size=2)
+    whole = first.run(5, RunOptions(shards=tmp_path, shard_size=2))
     (tmp_path / "shard-00002.parquet").unlink()
     again = Rounding(NUMBERS, GRID)
-    record = again.run(5, shards=tmp_path, shard_size=2)
+    record = again.run(5, RunOptions(shards=tmp_path, shard_size=2))
     assert {row for row, _ in again.runs} == {4}
     np.testing.assert_array_equal(
         record.inconsistencies["changed"], whole.inconsistencies["changed"]
@@ -79,7 +80,7 @@ def test_shards_are_resumed_and_bound_to_the_data(tmp_path):
         (Rounding(NUMBERS, GRID[:3]), "thresholds"),
     ]:
         with pytest.raises(ValueError, match=f"another run, with other {named}: choose another"):
-            other.run(5, shards=tmp_path, shard_size=2)
+            other.run(5, RunOptions(shards=tmp_path, shard_size=2))
         assert not other.runs
 
 

@@ -888,7 +888,7 @@ def test_results_may_enter_computations_with_gradients():
 
 def test_a_policy_of_a_curve_or_of_a_file_is_refused_with_the_way_out():
     model, batch = network(), inputs(64)
-    record = collect(model, [(batch, labels(64))], progress=False)
+    record = collect(model, [(batch, labels(64))])
     policy = ss.calibrate(record.curve("gap", "zero_one"), epsilon=0.5)
     with pytest.raises(ValueError, match=r"calibrated from a curve, .* calibrate from the record"):
         EarlyExit(model, policy)
@@ -898,7 +898,7 @@ def test_a_policy_of_a_curve_or_of_a_file_is_refused_with_the_way_out():
 
 @pytest.mark.parametrize("given", [{"losses": "brier"}, {"scores": "entropy"}])
 def test_one_name_will_do_for_a_list_of_them(given):
-    record = collect(network(), [(inputs(8), labels(8))], progress=False, **given)
+    record = collect(network(), [(inputs(8), labels(8))], **given)
     assert [given.get("losses", "zero_one")] == list(record.losses)[:1]
     assert [given.get("scores", "top1")] == list(record.confidences)
 

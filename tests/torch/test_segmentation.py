@@ -384,9 +384,19 @@ def test_a_run_that_left_images_out_resumes(tmp_path, shard_size, after):
 
     options = {"losses": NAMES, "scores": ["mean_top1"]}
     with pytest.raises(InterruptedCollectionError):
-        collect(PlayedMaps(), broken(), **options, shards=tmp_path, shard_size=shard_size)
+        collect(
+            PlayedMaps(),
+            broken(),
+            **options,
+            run=ss.RunOptions(shards=tmp_path, shard_size=shard_size),
+        )
     with pytest.warns(UserWarning, match="7 of 24 samples .*: 0, 7, 8, 14, 15, 16, 23"):
-        record = collect(PlayedMaps(), loader, **options, shards=tmp_path, shard_size=shard_size)
+        record = collect(
+            PlayedMaps(),
+            loader,
+            **options,
+            run=ss.RunOptions(shards=tmp_path, shard_size=shard_size),
+        )
     with pytest.warns(UserWarning, match="7 of 24"):
         whole = collect(PlayedMaps(), loader, **options)
     assert record.ids.tolist() == whole.ids.tolist()
@@ -398,7 +408,8 @@ def test_a_run_that_was_killed_between_telling_and_writing(tmp_path):
     """The shard that the last left-out samples belong to was never written."""
     x, labels = played(), truths(24)
     labels[[1, 9]] = VOID
-    options = {"losses": ["miou"], "scores": ["mean_top1"], "shards": tmp_path, "shard_size": 4}
+    options = {"losses": ["miou"], "scores": ["mean_top1"]}
+    options["run"] = ss.RunOptions(shards=tmp_path, shard_size=4)
     with pytest.warns(UserWarning, match="2 of 24"):
         whole = collect(PlayedMaps(), batches(x, labels), **options)
     last = sorted(tmp_path.glob("shard-*.parquet"))[1:]

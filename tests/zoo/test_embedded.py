@@ -28,7 +28,7 @@ def test_it_is_a_sound_staged_model(model, sample):
 def test_its_record_is_what_it_does(model, sample):
     record = records.record().take(sample.ids[:150])
     x, y = prepared(sample.images[:150]), torch.from_numpy(sample.labels[:150])
-    found = collect(model, [(x, y)], scores=["top1", "entropy"], progress=False)
+    found = collect(model, [(x, y)], scores=["top1", "entropy"])
     for loss in ("zero_one", "brier"):
         np.testing.assert_allclose(found.losses[loss], record.losses[loss], atol=1e-5)
     for score in ("top1", "entropy"):

@@ -62,6 +62,7 @@ def collect(
     if (folder is None) == (model is None):
         raise ValueError("Pass either a folder that `swiftsure export` wrote, or --model.")
     try:
+        from swiftsure.run import RunOptions
         from swiftsure.torch import collect as run
         from swiftsure.torch.collecting import InterruptedCollectionError
     except ImportError as error:
@@ -80,13 +81,15 @@ def collect(
                 dtype=dtype,
                 device=None if model is None else device,
                 seconds=seconds,
-                shards=shards,
-                shard_size=shard_size,
-                durable=durable,
-                engine=engine,  # type: ignore[arg-type]
-                workers=workers,
                 batch_size=batch_size,
-                progress=False if json else None,
+                run=RunOptions(
+                    shards=shards,
+                    shard_size=shard_size,
+                    durable=durable,
+                    engine=engine,  # type: ignore[arg-type]
+                    workers=workers,
+                    progress=False if json else None,
+                ),
             )
     except InterruptedCollectionError as error:
         remedy = (

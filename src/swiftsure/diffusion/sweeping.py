@@ -1,9 +1,8 @@
 """`sweep`: generate images at every threshold and record how they differ from the full model's."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from swiftsure.diffusion.schedules import DDIM, Sampler
 from swiftsure.exits import exit_indices
 from swiftsure.losses import LOSSES, LPIPS, Loss
 from swiftsure.records import ThresholdRecord
-from swiftsure.run import RunBatch, Runs, Sweep, sweep_grid, threshold_levels
+from swiftsure.run import RunBatch, RunOptions, Runs, Sweep, sweep_grid, threshold_levels
 from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.modes import model_device, needs_gpu
 from swiftsure.torch.staged import StagedModel, refuse_unstaged
@@ -47,11 +46,7 @@ def sweep(
     look_steps: int | None = None,
     dtype: str | None = None,
     batch_size: int = 64,
-    shards: str | os.PathLike[str] | None = None,
-    shard_size: int = 256,
-    progress: bool | None = None,
-    engine: Literal["local", "ray"] = "local",
-    workers: int | None = None,
+    run: RunOptions = RunOptions(),
 ) -> ThresholdRecord:
     """Generate images with and without early exits, from the same noise; record the differences.
 
@@ -78,13 +73,8 @@ def sweep(
         The images are the samples of this seed numbered from `first`.
     strict, min_exit, look_at, look_steps
         As in `DeeDiffRule`.
-    shards : folder, optional
-        Where to write the record in pieces of `shard_size` images, and to resume from.
-    progress : bool, optional
-        Show a progress bar; by default only if standard error is a terminal.
-    engine, workers
-        Where the model runs: "local", in this process, or "ray", in Ray actors, one shard at a
-        time; see `swiftsure.torch.collect`.
+    run : RunOptions
+        Shards, progress, and where the model runs; Ray actors take one shard at a time.
 
     Returns
     -------
@@ -135,14 +125,7 @@ def sweep(
         labels=class_labels(labels, n, fast.n_classes),
         seed=checks.count("seed", seed, 0),
         batch_size=checks.count("batch_size", batch_size),
-    ).run(
-        n,
-        shards=shards,
-        shard_size=shard_size,
-        progress=progress,
-        engine=engine,
-        workers=workers,
-    )
+    ).run(n, run)
 
 
 def pilot_thresholds(
@@ -224,6 +207,8 @@ class _DiffusionSweep(Sweep):
     numbers: NDArray[np.int64]
     labels: NDArray[np.int64] | None
     seed: int
+
+    shard_size: ClassVar[int] = 256
 
     def identity(self) -> dict[str, Any]:
         """Return what else a resumed sweep must have in common."""

@@ -18,6 +18,7 @@ from swiftsure.losses import Loss
 from swiftsure.onnx.scoring import confidence
 from swiftsure.onnx.stages import Answer, Stages, State
 from swiftsure.records import ExitRecord
+from swiftsure.run import RunOptions
 from swiftsure.torch.collecting import collect as collect_staged
 from swiftsure.torch.foreign import ForeignModel
 from swiftsure.torch.staged import Scored, Tempered, plain_output
@@ -33,30 +34,41 @@ def collect(
     *,
     providers: str | Sequence[str] | None = None,
     threads: int | None = None,
-    **settings: Any,
+    temperatures: Sequence[float] | None = None,
+    seconds: bool = False,
+    batch_size: int | None = None,
+    run: RunOptions = RunOptions(),
 ) -> ExitRecord:
     """Return the record of exported stages; policies made from it are bound to them.
 
     Parameters
     ----------
     folder : path or Stages
-    loader, losses, scores
+    loader, losses, scores, temperatures, seconds, batch_size
         As for `swiftsure.torch.collect`; inputs may be arrays or tensors.
     providers, threads
         As for `EarlyExit.load`.
-    **settings
-        As for `swiftsure.torch.collect`, except `engine`: `temperatures`, `shards`, `seconds`,
-        `progress`, …
+    run : RunOptions
+        Shards and progress; the engine must be "local".
     """
-    if settings.get("engine", "local") != "local":
+    if run.engine != "local":
         raise ValueError(
-            f"`engine` must be 'local' for an exported model, but got {settings['engine']!r}: its"
+            f"`engine` must be 'local' for an exported model, but got {run.engine!r}: its"
             " sessions stay in this process. Collect the PyTorch model with engine='ray'."
         )
     stages = folder
     if not isinstance(stages, Stages):
         stages = Stages.load(stages, providers=providers, threads=threads)
-    return collect_staged(StagedFolder(stages), loader, losses, scores, **settings)
+    return collect_staged(
+        StagedFolder(stages),
+        loader,
+        losses,
+        scores,
+        temperatures=temperatures,
+        seconds=seconds,
+        batch_size=batch_size,
+        run=run,
+    )
 
 
 class StagedFolder(ForeignModel):

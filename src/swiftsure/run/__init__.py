@@ -4,6 +4,7 @@
 |---|---|
 | `auditing` | chooses requests to run in full, and feeds a monitor |
 | `binding` | refuses a policy that was made for another system or model, or for other settings |
+| `options` | how a long run is stored, shown and spread over machines |
 | `rules` | turns a policy, a rule or a bare threshold into the system's rule |
 | `streaming` | gathers samples of several batches before a stage runs |
 | `sweep` | runs a system on inputs at every setting and returns a `ThresholdRecord` |
@@ -11,6 +12,7 @@
 
 from swiftsure.records.checks import check_dtype
 from swiftsure.run.binding import PolicyBinding, check_same
+from swiftsure.run.options import RunOptions
 from swiftsure.run.rules import Rule, ThresholdRule, same_exits, threshold_levels
 from swiftsure.run.sweep import RunBatch, Runs, Sweep, sweep_grid
 
@@ -18,6 +20,7 @@ __all__ = [
     "PolicyBinding",
     "Rule",
     "RunBatch",
+    "RunOptions",
     "Runs",
     "Sweep",
     "ThresholdRule",

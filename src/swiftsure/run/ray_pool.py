@@ -12,9 +12,8 @@ from typing import Any, Self
 
 from swiftsure._lib import checks
 
-__all__ = ["ENGINES", "RayPool", "check_engine"]
+__all__ = ["RayPool"]
 
-ENGINES = ("local", "ray")
 
 RETRIES = 8
 """How often a call is repeated because its actor died; a batch that kills every actor fails."""
@@ -234,11 +233,3 @@ def connected() -> Any:
     if not ray.is_initialized():
         ray.init(log_to_driver=False)
     return ray
-
-
-def check_engine(engine: str, workers: int | None) -> bool:
-    """Whether the engine is Ray; raises if it is unknown, or does not take workers."""
-    checks.choice("engine", engine, ENGINES)
-    if engine == "local" and workers is not None:
-        raise ValueError("`workers` needs engine='ray'.")
-    return engine == "ray"

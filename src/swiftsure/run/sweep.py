@@ -5,23 +5,22 @@ for which those comparisons come out the same. Settings that an earlier run cove
 add a system, subclass `Sweep` and write three methods.
 """
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftsure._lib import checks
 from swiftsure._lib.progress import Advance, no_bar, steps
 from swiftsure.records import ThresholdRecord
 from swiftsure.records.shards import Shards
 from swiftsure.run.binding import SYSTEM
-from swiftsure.run.ray_pool import RayPool, check_engine
+from swiftsure.run.options import RunOptions
+from swiftsure.run.ray_pool import RayPool
 
 __all__ = ["RunBatch", "Runs", "Sweep", "sweep_grid"]
 
@@ -81,6 +80,9 @@ class Sweep(ABC):
     batch_size: int = 1
     chunk_size: int | None = None
 
+    shard_size: ClassVar[int] = 64
+    """Inputs per shard, unless the run's options say otherwise."""
+
     @abstractmethod
     def prepare(self, inputs: slice) -> RunBatch:
         """Return the function that runs some of these inputs, numbered from 0."""
@@ -105,33 +107,12 @@ class Sweep(ABC):
         """Return the order in which inputs, numbered from 0, are batched."""
         return np.arange(inputs.stop - inputs.start)
 
-    def run(
-        self,
-        n: int,
-        *,
-        shards: str | os.PathLike[str] | None = None,
-        shard_size: int = 64,
-        progress: bool | None = None,
-        engine: str = "local",
-        workers: int | None = None,
-    ) -> ThresholdRecord:
+    def run(self, n: int, options: RunOptions = RunOptions()) -> ThresholdRecord:
         """Return the record of n inputs; resumes from finished shards.
 
-        Parameters
-        ----------
-        n : int
-        shards : folder, optional
-            Where to write the record in pieces of `shard_size` inputs, and to resume from.
-        progress : bool, optional
-            Show a progress bar; by default if standard error is a terminal.
-        engine : {"local", "ray"}
-            Where the system runs: in this process, or in Ray actors, which each hold a copy of it
-            and take one shard at a time. The record and its shards are the same.
-        workers : int, optional
-            Number of Ray actors; the CPUs, or GPUs, of the cluster by default.
+        Ray actors take one shard at a time.
         """
-        on_ray = check_engine(engine, workers)
-        size, n_settings = checks.count("shard_size", shard_size), len(self.grid)
+        size, n_settings = options.shard_size or self.shard_size, len(self.grid)
         settings = {SYSTEM: self.system, **self.settings}
         thresholds = [float(each) if np.isfinite(each) else None for each in self.grid]
         place: dict[str, Any] = {"thresholds": thresholds, "dial": self.dial}
@@ -140,15 +121,18 @@ class Sweep(ABC):
         own = {"model": self.fingerprint, "settings": settings, "thresholds": thresholds}
         identity = own | self.identity() | {"shard_size": size}
         with (
-            Shards(shards, ThresholdRecord, identity) as kept,
-            steps("sweeping", n * n_settings, progress) as advance,
+            Shards(options.shards, ThresholdRecord, identity, durable=options.durable) as kept,
+            steps("sweeping", n * n_settings, options.progress) as advance,
         ):
             due = dict(enumerate(_slices(slice(0, n), size)))
             for number in kept.records:
                 for _ in range(kept[number].n * n_settings):
                     advance()
                 due.pop(number, None)
-            found = self._on_ray(due, n, workers, advance) if on_ray else self._here(due, advance)
+            if options.engine == "ray":
+                found = self._on_ray(due, n, options.workers, advance)
+            else:
+                found = self._here(due, advance)
             with closing(found):
                 for number, columns in found:
                     record = ThresholdRecord(

@@ -5,7 +5,6 @@ but not with classes or pixels. With a folder for shards, a killed run can be re
 """
 
 import json
-import os
 import time
 import warnings
 from collections import deque
@@ -13,7 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence, Sized
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +25,7 @@ from swiftsure._lib.progress import Advance, no_bar, steps
 from swiftsure.losses import Loss
 from swiftsure.records import ExitRecord
 from swiftsure.records.shards import Shards
-from swiftsure.run.ray_pool import check_engine
+from swiftsure.run import RunOptions
 from swiftsure.torch.batches import Batch, DataHash
 from swiftsure.torch.ray_data import dataset_batches, is_ray_dataset
 from swiftsure.torch.reducing import PendingRows, Reducer, Rows, Source
@@ -35,6 +34,8 @@ from swiftsure.torch.staged import StagedModel
 __all__ = ["InterruptedCollectionError", "collect"]
 
 Array = NDArray[Any]
+
+SHARD_SIZE = 1_000
 
 
 class InterruptedCollectionError(RuntimeError):
@@ -68,14 +69,8 @@ def collect(
     dtype: str | None = None,
     device: str | torch.device | None = None,
     seconds: bool = False,
-    shards: str | os.PathLike[str] | None = None,
-    shard_size: int = 1_000,
-    shard_seconds: float = 60.0,
-    durable: bool = True,
-    progress: bool | None = None,
-    engine: Literal["local", "ray"] = "local",
-    workers: int | None = None,
     batch_size: int | None = None,
+    run: RunOptions = RunOptions(),
 ) -> ExitRecord:
     """Return the record of a model's scores, losses and costs at every exit.
 
@@ -104,24 +99,10 @@ def collect(
         Also measure the time to each exit on the first batch as it runs, with its heads and
         decisions (of the first score). Savings are against the full model alone, without early
         heads. `measure` times other ways to run, such as a captured `Stream`.
-    shards : folder, optional
-        Where to write the record in pieces as it grows, and to resume from. It is bound to the
-        data: on resuming, the loader must give the same samples in the same order.
-    shard_size, shard_seconds
-        A shard is written once it has this many samples, or after this many seconds.
-    durable : bool
-        Wait until each shard is on disk. If False, a power failure may cost a few shards, which are
-        then collected again.
-    progress : bool, optional
-        Show a progress bar; by default if standard error is a terminal.
-    engine : {"local", "ray"}
-        Where the model runs: in this process, or in Ray actors, which each hold a copy of it. The
-        record is the same, and shards may be resumed by either.
-    workers : int, optional
-        Number of Ray actors, each with one CPU, and one GPU if the model runs on GPUs. By default
-        as many as the cluster has; CPUs to read a Ray Dataset are left free.
     batch_size : int, optional
         Rows of a Ray Dataset that run at once, 64 by default.
+    run : RunOptions
+        Shards, progress, and where the model runs.
 
     Returns
     -------
@@ -143,18 +124,15 @@ def collect(
         so its risks, including consistency risks, are about images with some label.
     """
     batches, total, spare = _batches(loader, batch_size)
-    reducer = _reducer(engine, workers, spare)
-    run = reducer(model, losses, scores, temperatures, dtype, seconds, device=device)
-    size = checks.count("shard_size", shard_size)
-    wait = checks.number("shard_seconds", shard_seconds)
-    if not wait >= 0:  # also refuses NaN
-        raise ValueError(f"`shard_seconds` must be at least 0, but got {wait:g}.")
+    reducer = _reducer(run, spare)(
+        model, losses, scores, temperatures, dtype, seconds, device=device
+    )
     # Without a folder, one shard holds everything and the fingerprint is not needed yet.
-    identity = {} if shards is None else run.identity()
-    with closing(run), Shards(shards, ExitRecord, identity, durable=durable) as kept:
-        collected = _Collection(run, kept, size, wait)
+    identity = {} if run.shards is None else reducer.identity()
+    with closing(reducer), Shards(run.shards, ExitRecord, identity, durable=run.durable) as kept:
+        collected = _Collection(reducer, kept, run)
         try:
-            with steps("collecting", total, progress) as advance:
+            with steps("collecting", total, run.progress) as advance:
                 collected.advance = advance
                 with closing(batches):
                     for batch in batches:
@@ -167,7 +145,8 @@ def collect(
             rescued = collected.rescued()
             if rescued is None or not isinstance(error, Exception):
                 raise  # nothing to keep, or an interrupt (KeyboardInterrupt, SystemExit)
-            on_disk = f" ({collected.n_saved:,} of them in {shards})" if shards is not None else ""
+            saved = f" ({collected.n_saved:,} of them in {run.shards})"
+            on_disk = "" if run.shards is None else saved
             raise InterruptedCollectionError(
                 f"{type(error).__name__} after {rescued.n:,} samples, which are kept in this"
                 f" error's `record`{on_disk}: {error}",
@@ -196,22 +175,22 @@ def _batches(
     return (Batch.of(given) for given in loader), _length(loader), 0
 
 
-def _reducer(engine: str, workers: int | None, spare: int) -> Callable[..., Reducer]:
-    if not check_engine(engine, workers):
+def _reducer(run: RunOptions, spare: int) -> Callable[..., Reducer]:
+    if run.engine == "local":
         return Reducer
     from swiftsure.torch.ray_workers import RayReducer
 
-    return partial(RayReducer, workers, spare)
+    return partial(RayReducer, run.workers, spare)
 
 
 class _Collection:
     """Rows collected so far: finished shards, and batches not written to a shard yet."""
 
-    def __init__(self, run: Reducer, shards: Shards[ExitRecord], size: int, seconds: float) -> None:
-        self.run = run
+    def __init__(self, reducer: Reducer, shards: Shards[ExitRecord], options: RunOptions) -> None:
+        self.reducer = reducer
         self.shards = shards
-        self.size = size
-        self.seconds = seconds
+        self.size = options.shard_size or SHARD_SIZE
+        self.seconds = options.shard_seconds
         self.written_at = time.monotonic()
         self.advance: Advance = no_bar
         # Batches that run or are hashed, and whether each ends a batch of the loader.
@@ -232,8 +211,8 @@ class _Collection:
             number: ids for number, ids in notes.left_out.items() if number < n_whole
         }
         for record in shards.all[:1]:
-            run.costs = {name: record.costs[name] for name in record.costs if name != "exit"}
-            run.full_costs = dict(record.full_costs)
+            reducer.costs = {name: record.costs[name] for name in record.costs if name != "exit"}
+            reducer.full_costs = dict(record.full_costs)
         self.known = deque(self.data)  # shards whose samples have not been compared yet
         self.n_known: int = self.data[-1]["n"] if self.data else 0
         self.begun = 0
@@ -271,16 +250,18 @@ class _Collection:
         ends = (each["n"] for each in self.data)
         while batch.size and self.begun < self.n_known:
             taken = min(batch.size, next(end for end in ends if end > self.begun) - self.begun)
-            self._wait_for(self.run.begin_hashing(batch.rows(slice(taken))), batch.size == taken)
+            self._wait_for(
+                self.reducer.begin_hashing(batch.rows(slice(taken))), batch.size == taken
+            )
             batch = batch.rows(slice(taken, None))
         if batch.size:
-            self._wait_for(self.run.begin(batch, self.begun, hashed=hashed), True)
+            self._wait_for(self.reducer.begin(batch, self.begun, hashed=hashed), True)
 
     def _wait_for(self, pending: PendingRows, last: bool) -> None:
         self.pending.append((pending, last))
         self.begun += pending.size
         while self.pending and (
-            len(self.pending) > self.run.n_running or not self.pending[0][0].is_running
+            len(self.pending) > self.reducer.n_running or not self.pending[0][0].is_running
         ):
             self._store()
 
@@ -312,7 +293,7 @@ class _Collection:
                 self._check_data(self.known.popleft())
         else:
             self._keep(rows)
-        self.run.report(self.done)
+        self.reducer.report(self.done)
         if last:
             self.advance()
 
@@ -342,7 +323,7 @@ class _Collection:
         if not self._n_waiting:
             return
         joined = {key: np.concatenate([part[key] for part in self.rows]) for key in self.rows[0]}
-        record = self.run.record(joined)
+        record = self.reducer.record(joined)
         self.rows = []
         self.data.append({"n": self.done, "hashes": self.hash.digests()})
         number = len(self.shards.records)

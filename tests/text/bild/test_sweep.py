@@ -78,7 +78,6 @@ def test_a_sweep_is_one_run_for_each_level(name, rule, grid, monkeypatch):
         rule=rule,
         losses=["token_f1", "rouge_l", "bleu"],
         max_new_tokens=8,
-        progress=False,
     )
     assert record.thresholds.tolist() == grid
     f1 = LOSSES["token_f1"]
@@ -127,7 +126,6 @@ def small_sweep(pair, **options):
         "max_new_tokens": 6,
         "rule": EAGER,
         "losses": ["rouge_l"],
-        "progress": False,
     }
     given = options.pop("texts", texts(5))
     return sweep_pair(*pair, given, **known | options)
@@ -141,7 +139,9 @@ def test_the_fallback_threshold_of_the_paper():
 
 @pytest.mark.parametrize("ids", [None, [0, 1]])
 def test_a_sweep_remembers_whether_ids_were_given(ids, tmp_path):
-    record = small_sweep(PAIRS["T5"](), texts=texts(2), ids=ids, shards=tmp_path, shard_size=1)
+    record = small_sweep(
+        PAIRS["T5"](), texts=texts(2), ids=ids, run=ss.RunOptions(shards=tmp_path, shard_size=1)
+    )
     assert record.ids.tolist() == [0, 1]
     assert record.has_ids == (ids is not None)
 
@@ -206,7 +206,6 @@ def test_policies_of_others(calibrated):
         thresholds=[0.5],
         rule=CalmRule(None),
         generation={"max_new_tokens": 3},
-        progress=False,
     )
     with pytest.raises(ValueError, match="not made for bild but for calm"):
         BigLittle(large, small, ss.calibrate(exits, risk="consistency", epsilon=0.5))
@@ -216,7 +215,7 @@ def test_a_killed_sweep_goes_on(tmp_path, monkeypatch):
     pair = PAIRS["Llama"]()
     same = {"references": texts(5, seed=1), "groups": [0, 0, 1, 1, 2]}
     wanted = small_sweep(pair, **same)
-    options = same | {"shards": tmp_path / "shards", "shard_size": 2}
+    options = same | {"run": ss.RunOptions(shards=tmp_path / "shards", shard_size=2)}
     encoded = []
 
     def killing(given, *rest):
@@ -263,7 +262,7 @@ def test_a_killed_sweep_goes_on(tmp_path, monkeypatch):
 )
 def test_what_cannot_be_swept(options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        small_sweep(PAIRS["T5"](), shards=tmp_path, shard_size=1, **options)
+        small_sweep(PAIRS["T5"](), run=ss.RunOptions(shards=tmp_path, shard_size=1), **options)
     assert not list(tmp_path.iterdir())  # nothing was run
 
 

@@ -101,7 +101,6 @@ def test_its_records_are_what_it_does(model, tokenizer, records, score):
         rule=RULES[score],
         classifier=classifier_of(score),
         generation={"max_new_tokens": 64},
-        progress=False,
     )
     assert found.fingerprint == record.fingerprint
     assert list(record.ids[:2]) == ["test_2016_flickr_0", "test_2016_flickr_1"]

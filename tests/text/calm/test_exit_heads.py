@@ -157,7 +157,6 @@ def test_heads_are_saved_with_what_they_saw(tmp_path):
         [f"{text} b" for text in data],
         heads=heads,
         generation={"max_new_tokens": 3},
-        progress=False,
         **arguments,
     )
     assert record.fingerprint == calm_fingerprint(model, heads=heads)

@@ -68,7 +68,6 @@ def test_a_sweep_is_one_run_for_each_threshold(name, rule, options, monkeypatch)
         losses=["token_f1", "rouge_l"],
         generation=GENERATION | options,
         batch_size=3,
-        progress=False,
     )
     f1 = LOSSES["token_f1"]
     wanted = f1.against_labels(answers, texts(N, seed=1))
@@ -89,7 +88,6 @@ def small(model, **options):
         "tokenizer": tokenizer(),
         "thresholds": [0.5, 0.1],
         "generation": GENERATION,
-        "progress": False,
     }
     given = options.pop("texts", texts(5))
     return sweep(model, given, **known | options)
@@ -149,7 +147,8 @@ def test_from_a_record_to_generation(tmp_path):
 
 def test_a_killed_sweep_goes_on(tmp_path, monkeypatch):
     model = t5()
-    options = {"shards": tmp_path / "shards", "shard_size": 2, "batch_size": 2}
+    run = ss.RunOptions(shards=tmp_path / "shards", shard_size=2)
+    options = {"run": run, "batch_size": 2}
     wanted = small(model, references=texts(5, seed=1), groups=[0, 0, 1, 1, 2])
     encoded = []
 
@@ -197,7 +196,7 @@ def test_a_killed_sweep_goes_on(tmp_path, monkeypatch):
 )
 def test_what_cannot_be_swept(options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        small(t5(), shards=tmp_path, shard_size=1, **options)
+        small(t5(), run=ss.RunOptions(shards=tmp_path, shard_size=1), **options)
     assert not list(tmp_path.iterdir())  # nothing was run
 
 

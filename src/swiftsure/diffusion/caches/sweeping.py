@@ -4,7 +4,6 @@ A sample gets the same noise at every setting: it has a generator of its own, wh
 seed and the sample's number alone.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +27,7 @@ from swiftsure.diffusion.image_losses import compare_images
 from swiftsure.diffusion.sweeping import image_losses, loss_weights
 from swiftsure.losses import Loss
 from swiftsure.records import ThresholdRecord
-from swiftsure.run import RunBatch, Runs, Sweep, sweep_grid
+from swiftsure.run import RunBatch, RunOptions, Runs, Sweep, sweep_grid
 
 __all__ = ["sweep_cache"]
 
@@ -46,9 +45,7 @@ def sweep_cache(
     seed: int = 0,
     first: int = 0,
     batch_size: int = 1,
-    shards: str | os.PathLike[str] | None = None,
-    shard_size: int = 64,
-    progress: bool | None = None,
+    run: RunOptions = RunOptions(),
     **call: Any,
 ) -> ThresholdRecord:
     """Generate images with and without a cache, from the same noise; record the differences.
@@ -73,8 +70,8 @@ def sweep_cache(
         The images are the samples of this seed numbered from `first`.
     batch_size : int
         Images at a time. A cache that averages its decision over a batch runs one at a time.
-    shards, shard_size, progress
-        As in `swiftsure.diffusion.sweep`.
+    run : RunOptions
+        Shards, progress, and where the model runs.
     **call
         Arguments of the pipeline for every sample, such as `num_inference_steps` and
         `guidance_scale`, which policies will be bound to.
@@ -127,7 +124,7 @@ def sweep_cache(
         numbers=np.arange(checks.count("first", first, 0), first + n),
         seed=checks.count("seed", seed, 0),
         batch_size=checks.count("batch_size", batch_size),
-    ).run(n, shards=shards, shard_size=shard_size, progress=progress)
+    ).run(n, run)
 
 
 @dataclass(kw_only=True)

@@ -1,9 +1,8 @@
 """`sweep_pair`: run two models on texts at every level of a draft rule and record the results."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from swiftsure._lib import checks
 from swiftsure.losses import Loss
 from swiftsure.records import ThresholdRecord
-from swiftsure.run import RunBatch, Runs, sweep_grid
+from swiftsure.run import RunBatch, RunOptions, Runs, sweep_grid
 from swiftsure.text.bild.model import BigLittle
 from swiftsure.text.bild.pair import pair_fingerprint
 from swiftsure.text.bild.rules import DraftRule, Rollback
@@ -41,11 +40,7 @@ def sweep_pair(
     seed: int = 0,
     ids: ArrayLike | None = None,
     groups: ArrayLike | None = None,
-    shards: str | os.PathLike[str] | None = None,
-    shard_size: int = 64,
-    progress: bool | None = None,
-    engine: Literal["local", "ray"] = "local",
-    workers: int | None = None,
+    run: RunOptions = RunOptions(),
 ) -> ThresholdRecord:
     """Generate at every level of a draft rule and return a record of losses and costs.
 
@@ -73,8 +68,8 @@ def sweep_pair(
         For rules that sample.
     texts, references, losses, max_source_length, ids, groups
         As in `sweep`.
-    shards, shard_size, progress, engine, workers
-        As in `sweep`.
+    run : RunOptions
+        Shards, progress, and where the model runs.
 
     Returns
     -------
@@ -117,14 +112,7 @@ def sweep_pair(
         seed=seed,
         chunk_size=1,  # readers remember the runs of one text only
         pair=BigLittle(large, small, chosen, tokenizers=tokenizers),
-    ).run(
-        len(texts),
-        shards=shards,
-        shard_size=shard_size,
-        progress=progress,
-        engine=engine,
-        workers=workers,
-    )
+    ).run(len(texts), run)
 
 
 @dataclass(kw_only=True)

@@ -1,9 +1,8 @@
 """`sweep`: run a model on texts at every threshold and record losses and costs."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from swiftsure._lib import checks
 from swiftsure.losses import Loss
 from swiftsure.records import ThresholdRecord
-from swiftsure.run import RunBatch, Runs, same_exits, sweep_grid, threshold_levels
+from swiftsure.run import RunBatch, RunOptions, Runs, same_exits, sweep_grid, threshold_levels
 from swiftsure.text.calm.meta import MetaClassifier
 from swiftsure.text.calm.model import CalmModel, calm_fingerprint
 from swiftsure.text.calm.results import Depths
@@ -43,11 +42,7 @@ def sweep(
     ids: ArrayLike | None = None,
     groups: ArrayLike | None = None,
     batch_size: int = 8,
-    shards: str | os.PathLike[str] | None = None,
-    shard_size: int = 64,
-    progress: bool | None = None,
-    engine: Literal["local", "ray"] = "local",
-    workers: int | None = None,
+    run: RunOptions = RunOptions(),
 ) -> ThresholdRecord:
     """Generate at every threshold and return a record of losses and costs.
 
@@ -76,13 +71,8 @@ def sweep(
     seed : int
         For sampling, with `do_sample=True` in `generation`.
     ids, groups : (n,), optional
-    shards : folder, optional
-        Where to write the record in pieces of `shard_size` texts, and to resume from.
-    progress : bool, optional
-        Show a progress bar; by default only if standard error is a terminal.
-    engine, workers
-        Where the model runs: "local", in this process, or "ray", in Ray actors, one shard at a
-        time; see `swiftsure.torch.collect`.
+    run : RunOptions
+        Shards, progress, and where the model runs; Ray actors take one shard at a time.
 
     Returns
     -------
@@ -121,14 +111,7 @@ def sweep(
         seed=seed,
         batch_size=checks.count("batch_size", batch_size),
         fast=fast,
-    ).run(
-        len(texts),
-        shards=shards,
-        shard_size=shard_size,
-        progress=progress,
-        engine=engine,
-        workers=workers,
-    )
+    ).run(len(texts), run)
 
 
 @dataclass(kw_only=True)
