@@ -22,12 +22,12 @@ from swiftsure.cascade.answer_log import AnswerKey, AnswerLog
 from swiftsure.cascade.logs import read_log as read_jsonl
 from swiftsure.certify.anytime.log import GrowthLog
 from swiftsure.cli.pickled_logits import read_pickled_logits
+from swiftsure.curves.sampling import Sampling
 from swiftsure.monitor import Monitor, Watch
 from swiftsure.onnx.folder import Check, Manifest, Part, RuntimeConfig, read_runtime, write_folder
 from swiftsure.onnx.folder import read_manifest as onnx_manifest
 from swiftsure.onnx.trees import build, samples_of
 from swiftsure.records import files
-from swiftsure.records.sampling import Sampling
 from swiftsure.records.shards import Shards
 from swiftsure.text import ExitHeads, MetaClassifier
 from tests.builders import random_logits, random_record

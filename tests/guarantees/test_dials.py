@@ -10,7 +10,7 @@ import swiftsure as ss
 from swiftsure.certify.control import Control
 from swiftsure.curves.branches import Branches
 from swiftsure.curves.pareto import pareto_order, upper_estimates
-from swiftsure.records.sampling import Sampling
+from swiftsure.curves.sampling import Sampling
 from tests.guarantees.checkers import (
     ROUNDING,
     RefutedError,

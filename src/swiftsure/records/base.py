@@ -11,9 +11,9 @@ from numpy.typing import ArrayLike, NDArray
 from swiftsure._lib import checks
 from swiftsure._lib.html import html_card
 from swiftsure.curves.sample_order import SampleOrder
+from swiftsure.curves.sampling import checked_weights
 from swiftsure.records import checks as record_checks
 from swiftsure.records import files as record_files
-from swiftsure.records.sampling import checked_weights
 
 __all__ = ["Record", "differing"]
 

@@ -14,6 +14,7 @@ from swiftsure.curves.curve import LABELS_MISSING, RiskCurve, cost_array
 from swiftsure.curves.paths import Path, PathLike
 from swiftsure.curves.risks import RISKS
 from swiftsure.curves.sample_order import SampleOrder
+from swiftsure.curves.sampling import Sampling
 from swiftsure.exits import ExitRule
 from swiftsure.losses import Loss
 from swiftsure.records import checks as record_checks
@@ -30,7 +31,6 @@ from swiftsure.records.checks import (
     replace_fields,
 )
 from swiftsure.records.logits import reduced_logits, reduced_probabilities
-from swiftsure.records.sampling import Sampling
 
 __all__ = ["ExitRecord"]
 

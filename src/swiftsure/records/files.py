@@ -27,9 +27,9 @@ from swiftsure._lib.files import (
     validation_message,
 )
 from swiftsure.curves.sample_order import SampleOrder
+from swiftsure.curves.sampling import Sampling
 from swiftsure.losses import LossRange
 from swiftsure.records.footer import column_sizes
-from swiftsure.records.sampling import Sampling
 
 __all__ = [
     "VERSION",

@@ -15,12 +15,12 @@ from swiftsure._lib.storage import Scratch
 from swiftsure.curves.curve import RiskCurve
 from swiftsure.curves.paths import BREAKPOINTS, Path, PathLike
 from swiftsure.curves.sample_order import SampleOrder
+from swiftsure.curves.sampling import Sampling
 from swiftsure.exits import ExitRule
 from swiftsure.records import files
 from swiftsure.records.base import differing
 from swiftsure.records.exit_record import ExitRecord, Missing
 from swiftsure.records.repeated_ids import RepeatedIds
-from swiftsure.records.sampling import Sampling
 from swiftsure.records.shards import check_shards
 
 __all__ = ["ShardedRecord", "record_files"]

@@ -14,12 +14,12 @@ from swiftsure.curves.dials import dial_table, setting_key, settings_digest
 from swiftsure.curves.paths import Path, PathLike
 from swiftsure.curves.risks import RISKS
 from swiftsure.curves.sample_order import SampleOrder
+from swiftsure.curves.sampling import Sampling
 from swiftsure.exits import ExitRule
 from swiftsure.records import checks as record_checks
 from swiftsure.records import files as record_files
 from swiftsure.records.base import Record
 from swiftsure.records.checks import Ranges, chosen_loss, declared_ranges, replace_fields
-from swiftsure.records.sampling import Sampling
 
 __all__ = ["ThresholdRecord"]
 

@@ -81,7 +81,8 @@ def percent(share: float) -> str:
     >>> percent(0.9), percent(0.333)
     ('90 %', '33.3 %')
     """
-    return f"{100 * share:.1f}".removesuffix(".0") + " %"
+    # Sums differ in their last digit between processors, which must not decide a tie.
+    return f"{round(100 * share, 9):.1f}".removesuffix(".0") + " %"
 
 
 def surety(certificate: "Certificate") -> str:
