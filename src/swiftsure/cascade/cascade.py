@@ -13,6 +13,7 @@ from swiftsure.cascade.answer_losses import answer_tables, chosen_losses
 from swiftsure.cascade.answers import Answer
 from swiftsure.cascade.collecting import ask_all, input_keys, model_key, rows_of
 from swiftsure.cascade.confidences import ANSWER_SCORES, answer_confidence
+from swiftsure.cascade.endpoints import warn_of_prices
 from swiftsure.cascade.judging import Judge, judge_tables
 from swiftsure.cascade.models import Model, TorchModel, identity_digest, model_of
 from swiftsure.cascade.request_kinds import REQUESTS, features_of_inputs
@@ -82,6 +83,7 @@ class Cascade:
         self.names = list(models) if isinstance(models, Mapping) else _names(self.models)
         if len(self.models) < 2:
             raise ValueError(f"`models` must be at least 2, but got {len(self.models)}.")
+        warn_of_prices(self.models)
         self.scores = [scores] if isinstance(scores, str) else list(scores)
         if not self.scores:
             raise ValueError("`scores` must name at least one confidence.")

@@ -15,7 +15,7 @@ from swiftsure.monitor import Monitor
 from swiftsure.onnx.audit import Auditor
 from swiftsure.onnx.folder import CHECK, folder_policy
 from swiftsure.onnx.results import ExitOutput, Gathered, StreamResult
-from swiftsure.onnx.scoring import confidence, score_name, tempered
+from swiftsure.onnx.scoring import confidence, score_name, tempered, warn_of_probabilities
 from swiftsure.onnx.stages import SHORT_NAMES, Answer, Stages, State
 from swiftsure.onnx.trees import build
 from swiftsure.run import PolicyBinding
@@ -78,6 +78,7 @@ class EarlyExit:
         if binding.dtype("float32") not in (None, "float32"):
             raise ValueError(f"`policy` was made for {policy.dtype}, but exports run in float32.")
         binding.check_model(self._fingerprint)
+        self._looked = False
         self.auditor = Auditor.of(audit, monitor, policy)
 
     @classmethod
@@ -237,6 +238,9 @@ class EarlyExit:
         This is the exit rule. A NaN confidence exits, so that it shows up in the results.
         """
         scores = confidence(self.score, answer, self._temperature(exit_index))
+        if not self._looked and len(ids):
+            self._looked = True
+            warn_of_probabilities(self.score, answer)
         level = np.float32(self._thresholds[exit_index])
         staying = scores <= level if self.policy.strict else scores < level
         n_stay = int(staying.sum())

@@ -10,8 +10,16 @@ from numpy.typing import NDArray
 from swiftsure._lib import checks
 from swiftsure.onnx.stages import Answer
 from swiftsure.scores import IMAGE_SCORES, SCORES, probabilities
+from swiftsure.scores import warn_of_probabilities as warn_of_rows
 
-__all__ = ["MODEL_SCORE", "broken_rows", "confidence", "score_name", "tempered"]
+__all__ = [
+    "MODEL_SCORE",
+    "broken_rows",
+    "confidence",
+    "score_name",
+    "tempered",
+    "warn_of_probabilities",
+]
 
 Array = NDArray[Any]
 
@@ -44,6 +52,13 @@ def confidence(name: str, answer: Answer, temperature: float = 1.0) -> NDArray[n
         scores[~broken] = _scored(name, logits[~broken], temperature)
         return scores
     return _scored(name, logits, temperature)
+
+
+def warn_of_probabilities(name: str, answer: Answer) -> None:
+    """Warn if a named score is to be computed from probabilities, not logits."""
+    if name != MODEL_SCORE:
+        logits = np.moveaxis(answer.arrays[0], 1, -1)
+        warn_of_rows(logits, stacklevel=5, what="The model's outputs")
 
 
 def _scored(name: str, logits: Array, temperature: float) -> NDArray[np.float32]:

@@ -26,7 +26,12 @@ from swiftsure.torch.marking import run_marking
 from swiftsure.torch.modes import inference, model_device, refuse_training
 from swiftsure.torch.replaying import ReplayedModel
 from swiftsure.torch.results import ExitOutput, Gathered, StreamResult, owned
-from swiftsure.torch.scoring import confidence, score_name
+from swiftsure.torch.scoring import (
+    MODEL_SCORE,
+    confidence,
+    score_name,
+    warn_of_probabilities,
+)
 from swiftsure.torch.staged import (
     StagedModel,
     device_of,
@@ -130,7 +135,7 @@ class EarlyExit(nn.Module):
         binding.check_model(self._fingerprint)
         self._binding = binding
         self._weights = _Weights(model)
-        self._warned = False
+        self._warned = self._looked = False
         # Cached: walking the modules of a deep model takes as long as some of its layers.
         self._submodules = list(model.modules()) if isinstance(model, nn.Module) else []
         make = _compiled_stage if compile else partial
@@ -307,6 +312,14 @@ class EarlyExit(nn.Module):
                 stacklevel=4,
             )
 
+    def look_at(self, raw: Any) -> None:
+        """Warn, at the first answers, if the model gives probabilities where it should logits."""
+        if self._looked or not isinstance(raw, Tensor) or not len(raw):
+            return
+        self._looked = True
+        if self.score != MODEL_SCORE:
+            warn_of_probabilities(raw, stacklevel=6)
+
     def stage(self, exit_index: int, state: Any) -> Any:
         """Return the state at an exit, from the one before; runs the compiled stage if any."""
         return self._stages[exit_index](state)
@@ -348,8 +361,11 @@ class EarlyExit(nn.Module):
 
     def _run(self, batch: Any) -> ExitOutput:
         if self.on_invalid == "raise":
-            return self._run_whole(batch)
-        return run_marking(self._run_whole, batch)
+            found = self._run_whole(batch)
+        else:
+            found = run_marking(self._run_whole, batch)
+        self.look_at(found.raw)
+        return found
 
     def _run_whole(self, batch: Any) -> ExitOutput:
         if self.captures is None or size_of(batch) == 0:
