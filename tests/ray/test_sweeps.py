@@ -130,9 +130,8 @@ def test_deediff(cluster):
     from swiftsure.diffusion import DDIM, DeeDiff, Schedule, sweep
     from tests.diffusion.builders import confidence_levels, network
 
-    model, sampler = network(), DDIM(4, Schedule(40))
-    levels = confidence_levels(DeeDiff(model, sampler=sampler))
-    settings = {"thresholds": levels, "losses": ["mse"], "sampler": sampler}
+    model = DeeDiff(network(), sampler=DDIM(4, Schedule(40)))
+    settings = {"thresholds": confidence_levels(model), "losses": ["mse"]}
     expected = sweep(model, 10, **settings)
     found = sweep(model, 10, run=RunOptions(shard_size=4, engine="ray", workers=2), **settings)
     same_sweep(found, expected)

@@ -7,7 +7,15 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from swiftsure.text import FAMILIES, CalmModel, Family, check_family, early_exits, fit_exit_heads
+from swiftsure.text import (
+    FAMILIES,
+    CalmModel,
+    Family,
+    Logits,
+    check_family,
+    early_exits,
+    fit_exit_heads,
+)
 from tests.text.builders import (
     EOS,
     KINDS,
@@ -191,12 +199,12 @@ def test_a_declared_family_runs(monkeypatch):
     [
         (lambda: kind("Qwen3"), {"key_norm": None}, "the keys of block 0"),
         (lambda: kind("GPTNeoX"), {"fused": "in turn"}, "the keys of block 0"),
-        (lambda: kind("Gemma2"), {"soft_cap": None}, "the logits"),
-        (lambda: kind("Bart"), {"bias": None}, "the logits"),
-        (lambda: kind("Granite"), {"divisor": None}, "the logits"),
+        (lambda: kind("Gemma2"), {"logits": Logits()}, "the logits"),
+        (lambda: kind("Bart"), {"logits": Logits()}, "the logits"),
+        (lambda: kind("Granite"), {"logits": Logits()}, "the logits"),
         (lambda: kind("MBart"), {"block_norm": None}, "the keys of block 0"),
         (llama, {"positions": "learned"}, "the keys of block 0"),
-        (t5, {"scale_if": None}, "the logits"),
+        (t5, {"logits": Logits()}, "the logits"),
     ],
 )
 def test_a_wrong_family_is_noticed(build, wrong, message, monkeypatch):
