@@ -23,6 +23,7 @@ from swiftsure.text.calm.training import fit_exit_heads, train_meta
 from swiftsure.text.decoder import check_family
 from swiftsure.text.exit_heads import ExitHeads
 from swiftsure.text.families import FAMILIES, Family, Logits
+from swiftsure.text.inputs import Texts
 
 __all__ = [
     "FAMILIES",
@@ -43,6 +44,7 @@ __all__ = [
     "MetaClassifier",
     "Rollback",
     "Speculative",
+    "Texts",
     "calm_fingerprint",
     "check_family",
     "early_exits",

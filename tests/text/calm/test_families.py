@@ -12,6 +12,7 @@ from swiftsure.text import (
     CalmModel,
     Family,
     Logits,
+    Texts,
     check_family,
     early_exits,
     fit_exit_heads,
@@ -144,7 +145,7 @@ def test_skipped_blocks_do_not_run(name):
 @pytest.mark.parametrize("name", KINDS)
 def test_exit_heads_are_fitted(name):
     model = kind(name)
-    heads = fit_exit_heads(model, texts(12), tokenizer(), max_new_tokens=6)
+    heads = fit_exit_heads(model, Texts(texts(12), tokenizer()), max_new_tokens=6)
     output = CalmModel(model, 0.3, heads=heads).generate(**batch(3, model), max_new_tokens=6)
     assert output.sequences.shape[0] == 3
 
