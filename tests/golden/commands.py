@@ -5,7 +5,6 @@ stay.
 """
 
 import json
-import pickle  # noqa: TID251
 import shlex
 import shutil
 import sys
@@ -116,9 +115,6 @@ COMMANDS = {
     "record": [
         "record small.jsonl large.jsonl",
     ],
-    "convert": [
-        "convert logits.p",
-    ],
     "convert_a_record": [
         "convert arrays.npz -o converted.parquet",
     ],
@@ -156,9 +152,6 @@ def write_files(folder):
     cases.dials().save(folder / "dials.parquet", durable=False)
     record, labels = cases.unlabelled()
     record.save(folder / "unlabelled.parquet", durable=False)
-    logits, _ = cases.classified()
-    content = logits.transpose(1, 0, 2), labels
-    (folder / "logits.p").write_bytes(pickle.dumps(content))
     wanted = record.needs_label("zero_one", budget=50).tolist()
     lines = ["id,label", *(f"{row},{labels[row]}" for row in wanted)]
     (folder / "done.csv").write_text("\n".join(lines) + "\n")
