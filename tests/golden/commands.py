@@ -50,11 +50,12 @@ COMMANDS = {
         "calibrate slices.parquet --promise 'gap zero_one within each slice <= 0.1'",
     ],
     "calibrate_weights": [
-        "calibrate slices.parquet --loss zero_one --weights north=1.5,south=0.5 --epsilon 0.15",
+        "convert slices.parquet -o weighted.parquet --weights north=1.5,south=0.5",
+        "calibrate weighted.parquet --loss zero_one --epsilon 0.15",
     ],
     "calibrate_groups": [
-        "calibrate groups.parquet --loss zero_one --groups-average sample --max-group-size 4 "
-        "--epsilon 0.15",
+        "convert groups.parquet -o counted.parquet --groups-average sample --max-group-size 4",
+        "calibrate counted.parquet --loss zero_one --epsilon 0.15",
     ],
     "calibrate_dials": [
         "calibrate dials.parquet --risk consistency --loss exact_match --epsilon 0.05 "
