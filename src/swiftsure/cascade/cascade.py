@@ -113,8 +113,6 @@ class Cascade:
         losses: Any = None,
         folder: str | os.PathLike[str] | None = None,
         ids: ArrayLike | None = None,
-        groups: ArrayLike | None = None,
-        slices: ArrayLike | None = None,
         concurrency: int = 8,
         backoff: Backoff | None = None,
         progress: bool | None = None,
@@ -135,8 +133,8 @@ class Cascade:
         folder : path, optional
             Where each answer is kept as it arrives; the same call resumes from there, and pays for
             no answer twice. Several cascades may share it.
-        ids, groups, slices : (n,), optional
-            As in `ExitRecord`.
+        ids : (n,), optional
+            As in `ExitRecord`; say of the record if inputs were drawn in groups or have slices.
         concurrency : int
             How many calls are under way at once. Plain functions run in threads.
         backoff : Backoff, optional
@@ -162,8 +160,6 @@ class Cascade:
                 losses=losses,
                 folder=folder,
                 ids=ids,
-                groups=groups,
-                slices=slices,
                 concurrency=concurrency,
                 backoff=backoff,
                 progress=progress,
@@ -178,8 +174,6 @@ class Cascade:
         losses: Any = None,
         folder: str | os.PathLike[str] | None = None,
         ids: ArrayLike | None = None,
-        groups: ArrayLike | None = None,
-        slices: ArrayLike | None = None,
         concurrency: int = 8,
         backoff: Backoff | None = None,
         progress: bool | None = None,
@@ -224,8 +218,6 @@ class Cascade:
             scores=self.scores,
             names=self.names,
             ids=ids,
-            groups=groups,
-            slices=slices,
             fingerprint=self.fingerprint,
             inputs=values,
         )
@@ -340,8 +332,6 @@ def record_of_answers(
     names: Sequence[str] | None = None,
     graded: Mapping[str, tuple[Any, Any]] | None = None,
     ids: ArrayLike | None = None,
-    groups: ArrayLike | None = None,
-    slices: ArrayLike | None = None,
     fingerprint: str | None = None,
     inputs: Any = None,
 ) -> ExitRecord:
@@ -382,8 +372,6 @@ def record_of_answers(
         costs={name: np.cumsum(each, axis=1) for name, each in own.items()},
         full_costs={name: each[:, -1] for name, each in own.items() if each[:, -1].any()},
         ids=ids,  # type: ignore[arg-type]
-        groups=groups,  # type: ignore[arg-type]
-        slices=slices,  # type: ignore[arg-type]
         fingerprint=fingerprint,
         settings={} if features is None else {REQUESTS: features},
     )
