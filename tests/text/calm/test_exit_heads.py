@@ -18,8 +18,6 @@ from swiftsure.text.exit_heads import scaled, solve_exit_heads
 from tests.text.builders import MODELS, batch, llama, t5
 from tests.text.tokenizing import texts, tokenizer
 
-pytestmark = pytest.mark.usefixtures("each_kind_of_step")
-
 
 def test_least_squares_finds_a_linear_map():
     torch.manual_seed(0)

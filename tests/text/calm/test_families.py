@@ -33,8 +33,6 @@ from tests.text.builders import (
 from tests.text.calm.slow import OPTIONS, RULES, TOKENS, at_once, fast_model
 from tests.text.tokenizing import texts, tokenizer
 
-pytestmark = pytest.mark.usefixtures("each_kind_of_step")
-
 SOME_RULES = {name: RULES[name] for name in ("softmax, shortlist", "saturation", "meta")}
 
 
