@@ -19,7 +19,7 @@ from tests.serve.builders import Adder, Client, at_once, policy_of, wait_until
 class Killer(Adder):
     """Ends its process on a sample that starts with 999; 5 takes a while."""
 
-    def answer(self, samples, *, full):
+    def answer(self, samples, *, full, slices=()):
         if any(sample[0] == 999 for sample in samples):
             os.kill(os.getpid(), signal.SIGKILL)
         if any(sample[0] == 5 for sample in samples):

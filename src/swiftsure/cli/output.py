@@ -16,6 +16,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from swiftsure.certify.policy import Policy
+    from swiftsure.certify.slices import SlicedPolicy
 
 __all__ = [
     "check_outputs",
@@ -65,11 +66,12 @@ def print_text(text: str, style: str = "") -> None:
     _print(Text(printable(text), style))
 
 
-def print_policy(policy: "Policy") -> None:
+def print_policy(policy: "Policy | SlicedPolicy") -> None:
     """Print a policy's sentence; in a terminal the promise is bold and its conditions dim."""
+    from swiftsure.certify.policy import Policy
     from swiftsure.certify.wording import statement
 
-    promise, conditions = statement(policy)
+    promise, conditions = statement(policy) if isinstance(policy, Policy) else (str(policy), "")
     _print(Text.assemble((printable(promise), "bold"), (printable(conditions), "dim")))
 
 

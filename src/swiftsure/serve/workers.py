@@ -10,17 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
-from swiftsure.certify.policy import Policy
 from swiftsure.serve.batching import WorkerDiedError
 from swiftsure.serve.engine import (
     Answer,
+    AnyPolicy,
     Comparison,
+    Description,
     Engine,
     ExitCosts,
     Inputs,
     InvalidRequestError,
+    Part,
+    joins,
 )
 
 __all__ = ["Spare", "WorkerEngine"]
@@ -29,6 +32,17 @@ GONE = (EOFError, OSError)
 
 LOWEST = 19
 """Priority of a thread that only runs where the processor would be idle."""
+
+
+class _Loaded(NamedTuple):
+    """What the server must know of an engine in another process."""
+
+    policy: AnyPolicy
+    n_exits: int
+    room: int
+    costs: Mapping[str, ExitCosts]
+    inputs: Inputs
+    description: Description
 
 
 class _Process:
@@ -48,7 +62,7 @@ class _Process:
         self.process.start()
         other.close()
 
-    def loaded(self) -> tuple[Policy, int, Mapping[str, ExitCosts], Inputs]:
+    def loaded(self) -> "_Loaded":
         """Wait for the engine, and return what the server must know of it."""
         try:
             answered, found = self.pipe.recv()
@@ -59,7 +73,7 @@ class _Process:
             ) from None
         if not answered:
             raise found
-        engine: tuple[Policy, int, Mapping[str, ExitCosts], Inputs] = found
+        engine: _Loaded = found
         return engine
 
     def has_loaded(self) -> bool:
@@ -123,8 +137,9 @@ class WorkerEngine:
     """
 
     lanes = 1
-    policy: Policy
+    policy: AnyPolicy
     n_exits: int
+    room: int
     costs: Mapping[str, ExitCosts]
     inputs: Inputs
 
@@ -139,17 +154,47 @@ class WorkerEngine:
         self._lock = threading.Lock()
         self._use(self._start())
 
-    def answer(self, samples: Sequence[Any], *, full: bool) -> list[Answer | InvalidRequestError]:
+    def describe(self) -> Description:
+        """Return what goes in and out."""
+        return self._description
+
+    def measure(self) -> None:
+        """Time the exits and the full model."""
+        self.costs = self._ask("measure")
+
+    def answer(
+        self, samples: Sequence[Any], *, full: bool, slices: Sequence[str | None] = ()
+    ) -> list[Answer | InvalidRequestError]:
         """Return one answer per sample."""
-        found: list[Answer | InvalidRequestError] = self._ask("answer", samples, full=full)
+        found: list[Answer | InvalidRequestError] = self._ask(
+            "answer", samples, full=full, slices=slices
+        )
         return found
+
+    def join(
+        self, key: int, sample: Any, *, full: bool, slice_name: str | None = None
+    ) -> InvalidRequestError | None:
+        """Add a request to those under way."""
+        found: InvalidRequestError | None = self._ask(
+            "join", key, sample, full=full, slice_name=slice_name
+        )
+        return found
+
+    def step(self) -> Sequence[tuple[int, Part | Answer | InvalidRequestError]]:
+        """Advance all requests under way."""
+        found: Sequence[tuple[int, Part | Answer | InvalidRequestError]] = self._ask("step")
+        return found
+
+    def leave(self, key: int) -> None:
+        """Give a request up."""
+        self._ask("leave", key)
 
     def compare(self, sample: Any, answer: Answer, loss: str) -> Comparison:
         """Return how an answer compares with the full model's."""
         found: Comparison = self._ask("compare", sample, answer, loss)
         return found
 
-    def check(self, policy: Policy) -> None:
+    def check(self, policy: AnyPolicy) -> None:
         """Raise if a policy was made for another model."""
         self._ask("check", policy)
 
@@ -157,7 +202,7 @@ class WorkerEngine:
         """Raise if `compare` cannot compute a loss."""
         self._ask("check_loss", loss)
 
-    def install(self, policy: Policy) -> None:
+    def install(self, policy: AnyPolicy) -> None:
         """Use another policy for all later calls."""
         self._ask("install", policy)
         self.policy = policy
@@ -177,7 +222,7 @@ class WorkerEngine:
     def _use(self, worker: _Process) -> None:
         found = worker.loaded()
         self._worker = worker
-        self.policy, self.n_exits, self.costs, self.inputs = found
+        self.policy, self.n_exits, self.room, self.costs, self.inputs, self._description = found
 
     def _revive(self) -> None:
         with self._lock:
@@ -214,7 +259,20 @@ def _work(pipe: Connection, make: Callable[[], Engine], threads: int | None, asi
         # The model and the imports stay for good: going through them stops answers for 250 ms.
         gc.collect()
         gc.freeze()
-        pipe.send((True, (engine.policy, engine.n_exits, dict(engine.costs), engine.inputs)))
+        room = engine.room if joins(engine) else 0
+        pipe.send(
+            (
+                True,
+                _Loaded(
+                    engine.policy,
+                    engine.n_exits,
+                    room,
+                    dict(engine.costs),
+                    engine.inputs,
+                    engine.describe(),
+                ),
+            )
+        )
     except Exception as error:
         pipe.send((False, _plain(error)))
         return
@@ -224,7 +282,8 @@ def _work(pipe: Connection, make: Callable[[], Engine], threads: int | None, asi
         except EOFError:
             return
         try:
-            reply = (True, getattr(engine, method)(*arguments, **named))
+            found = getattr(engine, method)(*arguments, **named)
+            reply = (True, dict(engine.costs) if method == "measure" else found)
         except Exception as error:
             reply = (False, _plain(error))
         try:
