@@ -60,7 +60,7 @@ def fit_temperatures(
                 )
             found = stacked_logits(all_outputs(model, moved(batch.inputs, device))).double().cpu()
             for k in range(model.n_exits):
-                refuse_broken(found[:, k], None, k, done + torch.arange(len(found)))
+                refuse_broken(found[:, k], k, done + torch.arange(len(found)))
             truth = class_numbers(torch.as_tensor(batch.labels).cpu(), len(found), found.shape[2])
             _refuse_masked_labels(found, truth, done)
             done += len(found)

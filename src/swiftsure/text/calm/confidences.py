@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from swiftsure.exits import reaches
 from swiftsure.text.calm.looks import cosine, gap_and_token
 from swiftsure.text.calm.meta import MetaClassifier
 from swiftsure.text.calm.rules import CalmRule
@@ -134,7 +135,7 @@ class Softmax(Confidence):
         if head.bias is not None:
             short = short + head.bias[listed]
         scores = probability_gap(self.decoder.logits(short, listed))
-        candidates = (scores >= look.levels).nonzero().squeeze(1)
+        candidates = reaches(scores, look.levels).nonzero().squeeze(1)
         self.computed = None
         if len(candidates):
             logits = head(inputs[candidates])

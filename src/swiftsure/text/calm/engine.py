@@ -120,7 +120,7 @@ class Engine:
     def _begin_step(self, number: int, fed: Tensor) -> Step:
         alone = fed.shape[1] == 1
         levels = self.rule.levels(self.thresholds, number)
-        reachable = levels < 1 if self.rule.strict else levels <= 1
+        reachable = self.rule.reachable(levels)
         may_exit = (
             alone
             and bool(reachable.any())

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from swiftsure.exits import reaches
+
 __all__ = ["Turn", "cosine", "decide", "gap_and_token", "turn"]
 
 MAX_FUSED = 4096
@@ -106,7 +108,7 @@ def decide(
             BLOCK=_power(n),
         )
         return
-    passed = scores > levels if strict else scores >= levels
+    passed = reaches(scores, levels, strict=strict)
     log.index_copy_(0, step, scores[None])
     if tokens is not None:
         chosen.copy_(torch.where(passed & ~exited, tokens, chosen))

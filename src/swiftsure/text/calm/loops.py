@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from swiftsure.exits import reaches
 from swiftsure.text.calm.session import Session
 from swiftsure.text.calm.static_steps import Pick
 
@@ -106,13 +107,13 @@ class Loop(ABC):
         levels = self.request.levels[rows, steps]
         counted = np.full(len(rows), session.gives_logits)
         if session.shortlist is not None and segment > 0:
-            counted = own >= levels
+            counted = reaches(own, levels)
             if counted.any():
                 own[counted] = self._checked(segment, rows[counted], given)
         at = np.broadcast_to(steps, rows.shape)
         log.confidences[rows, at, self.segments[segment][-1]] = own
         log.heads[rows[counted], at[counted]] += 1
-        passed: NDArray[np.bool_] = own > levels if session.rule.strict else own >= levels
+        passed: NDArray[np.bool_] = reaches(own, levels, strict=session.rule.strict)
         log.depths[rows[passed], at[passed]] = self.segments[segment][-1] + 1
         return passed
 

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from swiftsure.exits import reaches
 from swiftsure.text.calm.confidences import Look
 from swiftsure.text.calm.looks import Turn, decide, gap_and_token, turn
 from swiftsure.text.calm.loops import Loop
@@ -302,7 +303,7 @@ class OnDevice(Loop):
             index = session.segments[segment][-1]
             log.confidences[:, :length, index] = np.where(going, found, np.nan).T
             looks += going
-            passed = going & (found > levels if session.rule.strict else found >= levels)
+            passed = going & reaches(found, levels, strict=session.rule.strict)
             log.depths[:, :length][passed.T] = index + 1
             going &= ~passed
         if session.gives_logits:

@@ -5,6 +5,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from swiftsure.exits import reaches
 from swiftsure.text.calm.confidences import Confidence, Look, Softmax, probability_gap
 from swiftsure.text.static_cache import chosen_rows
 
@@ -53,4 +54,4 @@ class StaticShortlist:
     def checked(self, short: Tensor, whole: Tensor, levels: Tensor) -> Tensor:
         """Return the smaller confidence of list and vocabulary where the list's reaches a level."""
         gap = probability_gap(self.decoder.logits(whole))
-        return torch.where(short >= levels, torch.minimum(short, gap), short)
+        return torch.where(reaches(short, levels), torch.minimum(short, gap), short)

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from swiftsure.exits import reaches
 from swiftsure.text.calm.confidences import Confidence, Look, look_exits
 from swiftsure.text.calm.rules import CalmRule
 from swiftsure.text.calm.static_looks import StaticShortlist
@@ -281,7 +282,7 @@ class StaticSteps:
         exited = self.exited[: self.n]
         if whole is not None:
             self._write(self.logits, whole, None, exited[:, None])
-        exited |= scores > levels if self.rule.strict else scores >= levels
+        exited |= reaches(scores, levels, strict=self.rule.strict)
 
     def check_vocabulary(self, segment: int, rows: Tensor | None) -> None:
         """Check the whole vocabulary for rows whose shortlist reached the threshold."""

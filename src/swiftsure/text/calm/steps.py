@@ -9,15 +9,15 @@ that count (`MaskedStep`).
 """
 
 import math
-import operator
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import repeat
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from swiftsure.exits import reaches
 from swiftsure.text.calm.confidences import Logits, Look
 
 __all__ = ["MaskedStep", "SplitRows", "Step", "rows_of", "step_on"]
@@ -154,9 +154,8 @@ class Step:
 
     def _passing(self, scores: Iterable[float], strict: bool) -> list[int]:
         """Return the rows that pass, as positions among the active rows."""
-        passes = operator.gt if strict else operator.ge  # NaN never passes, so it stays
         levels = repeat(self.levels) if isinstance(self.levels, float) else self.levels
-        compared = map(passes, scores, levels)
+        compared = map(partial(reaches, strict=strict), scores, levels)
         return [place for place, passed in enumerate(compared) if passed]
 
     def record_look(
@@ -278,7 +277,7 @@ class MaskedStep(Step):
 
         Both compare the same float32 numbers, so they agree.
         """
-        passed = scores > look.levels if strict else scores >= look.levels
+        passed = reaches(scores, look.levels, strict=strict)
         values = scores.tolist()
         values = [values[row] for row in self.active_rows]
         self._looks.append((look.exit_index, self.active_rows, values))
