@@ -77,15 +77,13 @@ def _bad_logits(logits: Array) -> NDArray[np.bool_]:
     return bad
 
 
-def broken_rows(arrays: Sequence[Array], decided: Array | None) -> NDArray[np.bool_]:
-    """Return which samples have a NaN confidence, or invalid logits or maps of logits."""
-    n = len(arrays[0])
-    broken = np.zeros(n, bool) if decided is None else np.isnan(decided)
+def broken_rows(arrays: Sequence[Array]) -> NDArray[np.bool_]:
+    """Return which samples have invalid logits or maps of logits."""
     first = arrays[0]
     of_logits = len(arrays) == 1 and first.ndim in (2, 4) and first.dtype.kind == "f"
     if of_logits and math.prod(first.shape[1:]):
-        broken = broken | _bad_logits(first)
-    return broken
+        return _bad_logits(first)
+    return np.zeros(len(first), bool)
 
 
 def tempered(arrays: list[Array], temperature: float) -> list[Array]:

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from swiftsure._lib import checks
 from swiftsure.certify.policy import Policy
+from swiftsure.exits import exits_in_use, reaches
 from swiftsure.monitor import Monitor
 from swiftsure.run import PolicyBinding
 from swiftsure.torch.audit import Auditor
@@ -75,9 +76,10 @@ class EarlyExit(nn.Module):
     monitor : Monitor, optional
         Receives the audit losses. Must watch a consistency risk that the policy promises.
     on_invalid : {"raise", "mark"}
-        What to do with a sample whose confidence is NaN, whose logits are not finite, or on which
-        the model raises an error. "raise": an `InvalidSampleError`, or the model's error. "mark":
-        the sample is marked in the results' `invalid`, and all others are answered. A batch on
+        What to do with a sample whose answer's logits are not finite, or on which the model raises
+        an error. "raise": an `InvalidSampleError`, or the model's error. "mark": the sample is
+        marked in the results' `invalid`, and all others are answered. A sample whose confidence is
+        NaN never exits, so the full model answers it. A batch on
         which the model raises is then run again in halves, to find the samples; if it raises on
         every one of them, so does the call. A `Stream` raises a `StreamError` as always.
 
@@ -129,6 +131,7 @@ class EarlyExit(nn.Module):
         self.auditor = Auditor.of(audit, monitor, policy)
         self.on_invalid = checks.choice("on_invalid", on_invalid, ["raise", "mark"])
         self._thresholds = binding.exit_thresholds(model.n_exits)
+        self._used = exits_in_use(self._thresholds, strict=policy.strict, min_exit=policy.min_exit)
         binding.check_score(score)
         self.score = score_name("policy.score", str(policy.score))
         self.dtype = binding.dtype(dtype)
@@ -326,9 +329,7 @@ class EarlyExit(nn.Module):
 
     def may_fire(self, exit_index: int) -> bool:
         """Return whether any confidence can make a sample exit here."""
-        level = self._thresholds[exit_index]
-        reachable = level < 1.0 if self.policy.strict else level <= 1.0
-        return exit_index >= self.policy.min_exit and reachable
+        return exit_index in self._used
 
     def answer(self, exit_index: int, state: Any, n: int) -> Any:
         """Return an exit's output for n samples, after the policy's temperature."""
@@ -339,14 +340,10 @@ class EarlyExit(nn.Module):
     def part(
         self, exit_index: int, output: Any, ids: Tensor
     ) -> tuple[StreamResult | None, Tensor | None, Tensor]:
-        """Return (samples that exit or None, rows that stay or None, all confidences).
-
-        This is the exit rule on tensors. A NaN confidence exits, so that it shows up in the results
-        instead of going on unnoticed.
-        """
+        """Return (samples that exit or None, rows that stay or None, all confidences)."""
         scores = confidence(self.score, output)
         level = self._thresholds[exit_index]
-        staying = scores <= level if self.policy.strict else scores < level
+        staying = ~reaches(scores, level, strict=self.policy.strict)
         # The only synchronisation of an exit: later shapes depend on how many samples stay.
         n_stay = int(staying.sum())
         if n_stay == len(scores):

@@ -64,7 +64,7 @@ def fit_temperatures(
                 for k in range(model.n_exits):
                     warn_of_probabilities(found[:, k])
             for k in range(model.n_exits):
-                refuse_broken(found[:, k], None, k, done + torch.arange(len(found)))
+                refuse_broken(found[:, k], k, done + torch.arange(len(found)))
             truth = class_numbers(torch.as_tensor(batch.labels).cpu(), len(found), found.shape[2])
             _refuse_masked_labels(found, truth, done)
             done += len(found)
