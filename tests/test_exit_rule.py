@@ -91,18 +91,21 @@ def test_decisions_of_captured_stages(strict, device):
 def test_decisions_of_captured_decoders(strict, device):
     import torch
 
-    from swiftsure.text.calm.looks import decide
+    from swiftsure.text.calm.looks import Batch, decide
 
     rows = strict == STRICT
     n = int(rows.sum())
     scores, levels = (torch.from_numpy(x[rows]).to(device) for x in (CONFIDENCES, THRESHOLDS))
-    exited = torch.zeros(n, dtype=torch.bool, device=device)
-    left, step = torch.zeros((), dtype=torch.bool, device=device), torch.tensor([0], device=device)
-    positions = torch.ones(n, dtype=torch.long, device=device)
-    log, chosen = torch.zeros((1, n), device=device), torch.zeros_like(positions)
-    filled = torch.zeros((), dtype=torch.long, device=device)
-    decide(scores, levels, exited, left, log, step, None, chosen, positions, filled, strict=strict)
-    assert exited.tolist() == EXITS[rows].tolist()
+    whole = torch.zeros(n, dtype=torch.long, device=device)
+    batch = Batch(**dict.fromkeys(Batch._fields, whole))._replace(
+        levels=levels,
+        exited=torch.zeros(n, dtype=torch.bool, device=device),
+        left=torch.zeros((), dtype=torch.bool, device=device),
+        log=torch.zeros((1, 1, n), device=device),
+        behind=torch.zeros(1, dtype=torch.long, device=device),
+    )
+    decide(scores, 0, None, batch, strict=strict)
+    assert batch.exited.tolist() == EXITS[rows].tolist()
 
 
 @pytest.mark.parametrize("device", torch_devices())
