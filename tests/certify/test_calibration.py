@@ -334,8 +334,9 @@ def test_what_would_be_ignored_or_is_not_known_is_refused(arguments, message):
 
 
 def test_a_failure_probability_above_a_half_warns():
-    with pytest.warns(UserWarning, match=r"of 5 % only. Did you mean 0.05\?"):
+    with pytest.warns(UserWarning, match=r"of 5 % only. Did you mean 0.05\?") as seen:
         ss.calibrate(random_record(losses="zero_one"), epsilon=0.3, delta=0.95)
+    assert len(seen) == 1
 
 
 # Curves

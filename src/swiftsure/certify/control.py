@@ -422,7 +422,7 @@ class Control:
         level = checks.between("epsilon", epsilon, 0.0, curve.loss_range.high)
         order = curve.order.replaced_by(seed)
         promises_probability = self.guarantee == "probability"
-        chance = checks.failure_probability(delta) if promises_probability else 0.5  # type: ignore[arg-type]
+        chance = checks.between("delta", delta, 0.0, 1.0) if promises_probability else 0.5  # type: ignore[arg-type]
         if pool is not None and not promises_probability:
             raise ValueError(f"`pool` is for ucb and ltt, not for {self.name}.")
         if pool is not None and curve.max_weight is not None:
