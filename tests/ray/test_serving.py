@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from swiftsure.serve import Limits
-from swiftsure.serve.ray_serve import ray_application
 from swiftsure.serve.engines.torch import TorchEngine
+from swiftsure.serve.ray_serve import ray_application
 from swiftsure.torch import EarlyExit
 from tests.serve.builders import Client, at_once
 from tests.torch.builders import inputs, middle_threshold, network, policy_of
