@@ -1,7 +1,6 @@
 """`CascadeRunner`: runs a cascade under a policy; a model that fails hands over to the last one."""
 
 import asyncio
-import math
 import threading
 from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
@@ -21,6 +20,7 @@ from swiftsure.cascade.models import BatchModel, Model
 from swiftsure.cascade.retrying import Backoff, described
 from swiftsure.certify.policy import Policy
 from swiftsure.certify.slices import SlicedPolicy
+from swiftsure.exits import exits_in_use, reaches
 
 __all__ = ["CascadeOutput", "CascadeRunner", "Decision", "Routing", "run_coroutine"]
 
@@ -117,10 +117,10 @@ class Routing(NamedTuple):
 
 
 class _Levels(NamedTuple):
-    """When inputs of one slice exit."""
+    """When inputs of one slice exit: the thresholds, and the exits that can be taken."""
 
-    thresholds: tuple[float, ...]
-    first: int = 0
+    thresholds: tuple[float, ...] = ()
+    used: frozenset[int] = frozenset()
     strict: bool = False
 
     @classmethod
@@ -128,16 +128,15 @@ class _Levels(NamedTuple):
         given = policy.thresholds
         if given is None or len(given) != n:
             raise ValueError(f"`policy` must be for {n + 1} models.")
-        return cls(tuple(np.asarray(given, np.float32).tolist()), policy.min_exit, policy.strict)
-
-    def can_exit(self, exit_index: int) -> bool:
-        level = self.thresholds[exit_index]
-        return exit_index >= self.first and (level < 1.0 if self.strict else level <= 1.0)
+        used = exits_in_use(given, strict=policy.strict, min_exit=policy.min_exit)
+        return cls(tuple(np.asarray(given, np.float32).tolist()), frozenset(used), policy.strict)
 
     def exits(self, exit_index: int, confidence: float) -> bool:
-        # As `exit_indices` does, in float32, but without arrays: this is on the proxy's hot path.
+        if exit_index not in self.used:
+            return False
+        # Without arrays: this is on the proxy's hot path.
         given, level = float(np.float32(confidence)), self.thresholds[exit_index]
-        return given > level if self.strict else given >= level
+        return bool(reaches(given, level, strict=self.strict))
 
 
 class CascadeRunner:
@@ -183,7 +182,6 @@ class CascadeRunner:
         self.backoff = backoff or Backoff()
         self.early_backoff = early_backoff or Backoff(retries=0)
         n = len(self.models) - 1
-        self._never = _Levels((math.inf,) * n)
         self._levels: dict[str | None, _Levels] = {}
         if isinstance(policy, SlicedPolicy):
             self._levels |= {name: _Levels.of(policy[name], n) for name in policy}
@@ -193,7 +191,7 @@ class CascadeRunner:
     def can_exit(self, exit_index: int, slice_name: str | None = None) -> bool:
         """Return whether a model's answer can ever be used; a model that cannot exit is skipped."""
         last = len(self.models) - 1
-        return exit_index == last or self._levels_of(slice_name).can_exit(exit_index)
+        return exit_index == last or exit_index in self._levels_of(slice_name).used
 
     def leaves(self, exit_index: int, confidence: float, slice_name: str | None = None) -> bool:
         """Return whether an input with this confidence keeps this model's answer."""
@@ -201,7 +199,7 @@ class CascadeRunner:
 
     def _levels_of(self, slice_name: Any) -> _Levels:
         sliced = isinstance(self.policy, SlicedPolicy)
-        return self._levels.get(slice_name if sliced else None, self._never)
+        return self._levels.get(slice_name if sliced else None, _Levels())
 
     async def route(self, value: Any, slice_name: str | None = None) -> Routing:
         """Ask the models before the last in turn, until one is sure enough or fails."""
@@ -210,7 +208,7 @@ class CascadeRunner:
         confidences: tuple[float | None, ...] = ()
         cost: Counter[str] = Counter()
         for k, model in enumerate(self.models[:-1]):
-            if not levels.can_exit(k):
+            if k not in levels.used:
                 continue
             asked = (*asked, k)
             try:

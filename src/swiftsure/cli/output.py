@@ -83,8 +83,8 @@ def print_drawn_seed(record: Path, policy: "Policy") -> None:
     if seed is not None and policy.certificate.provenance.seed_drawn and not keeps_order(record):
         print_text(
             f"The order of the samples was drawn at random, with seed {seed}, which {record} does"
-            f" not keep: `--seed {seed}` repeats this result. Never choose among seeds. A Parquet"
-            f" file keeps its own: `swiftsure convert {record} -o {record.stem}.parquet`."
+            " not keep. A Parquet file keeps its own; this one repeats the result: `swiftsure"
+            f" convert {record} --seed {seed} -o {record.stem}.parquet`. Never choose among seeds."
         )
 
 

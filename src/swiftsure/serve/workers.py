@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -29,6 +30,9 @@ __all__ = ["Spare", "WorkerEngine"]
 
 GONE = (EOFError, OSError)
 
+LOWEST = 19
+"""Priority of a thread that only runs where the processor would be idle."""
+
 
 class _Loaded(NamedTuple):
     """What the server must know of an engine in another process."""
@@ -42,12 +46,19 @@ class _Loaded(NamedTuple):
 
 
 class _Process:
-    """A process that loads an engine, and a pipe to it."""
+    """A process that loads an engine, and a pipe to it.
 
-    def __init__(self, make: Callable[[], Engine], threads: int | None) -> None:
+    `aside` loads it with the lowest priority, so that it takes no time from those that answer.
+    """
+
+    def __init__(
+        self, make: Callable[[], Engine], threads: int | None, *, aside: bool = False
+    ) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, other = context.Pipe()
-        self.process = context.Process(target=_work, args=(other, make, threads), daemon=True)
+        self.process = context.Process(
+            target=_work, args=(other, make, threads, aside), daemon=True
+        )
         self.process.start()
         other.close()
 
@@ -64,6 +75,10 @@ class _Process:
             raise found
         engine: _Loaded = found
         return engine
+
+    def has_loaded(self) -> bool:
+        """Return whether `loaded` need not wait."""
+        return self.process.is_alive() and self.pipe.poll()
 
     def close(self, wait: float = 0) -> None:
         """End the process, after at most so many seconds."""
@@ -84,16 +99,18 @@ class Spare:
     def __init__(self, make: Callable[[], Engine], threads: int | None = None) -> None:
         self._start = partial(_Process, make, threads)
         self._lock = threading.Lock()
-        self._next = self._start()
+        self._next = self._start(aside=True)
 
     def take(self) -> _Process:
-        """Return the process, and start another one."""
-        while True:
-            with self._lock:
-                taken, self._next = self._next, self._start()
-            if taken.process.is_alive():
+        """Return the process, and start another one; if it still loads, return one in a hurry."""
+        with self._lock:
+            if self._next.has_loaded():
+                taken, self._next = self._next, self._start(aside=True)
                 return taken
-            taken.close()
+            if not self._next.process.is_alive():
+                self._next.close()
+                self._next = self._start(aside=True)
+        return self._start()
 
     def close(self) -> None:
         """End the process."""
@@ -231,13 +248,13 @@ class WorkerEngine:
         return found
 
 
-def _work(pipe: Connection, make: Callable[[], Engine], threads: int | None) -> None:
+def _work(pipe: Connection, make: Callable[[], Engine], threads: int | None, aside: bool) -> None:
     """Answer calls until the server closes the pipe, or dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when to end
     if threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
     try:
-        engine = make()
+        engine = _made_aside(make) if aside else make()
         _limit_threads(threads)
         # The model and the imports stay for good: going through them stops answers for 250 ms.
         gc.collect()
@@ -273,6 +290,17 @@ def _work(pipe: Connection, make: Callable[[], Engine], threads: int | None) -> 
             pipe.send(reply)
         except OSError:  # the server died
             return
+
+
+def _made_aside(make: Callable[[], Engine]) -> Engine:
+    """Return an engine that was loaded in a thread of low priority; calls run in the main one."""
+    with ThreadPoolExecutor(1, initializer=_step_back) as side:
+        return side.submit(make).result()
+
+
+def _step_back() -> None:
+    if sys.platform == "linux":  # where threads have priorities of their own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST)
 
 
 def _limit_threads(threads: int | None) -> None:
