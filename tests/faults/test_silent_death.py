@@ -77,7 +77,7 @@ def serve(folder, workers):
     engines = [WorkerEngine(told, 1) for _ in range(workers)] or [told()]
     guard = Guard(
         engines[0].policy,
-        watch=lambda policy: Watcher(policy, watched_monitor(policy, 1e-9), folder),
+        watch=lambda policy, _: Watcher(policy, watched_monitor(policy, 1e-9), folder),
         store=PolicyStore(folder),
     )
     app = create_app(engines, Limits(timeout=1.0), guard=guard, audit_rate=1.0)

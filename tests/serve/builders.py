@@ -75,7 +75,7 @@ class Adder:
 
 def guard_of(watcher):
     """A guard that watches one policy with this watcher."""
-    return Guard(watcher.policy, watch=lambda _: watcher)
+    return Guard(watcher.policy, watch=lambda *_: watcher)
 
 
 class Client:

@@ -109,6 +109,7 @@ OF_A_MODEL = {
     "--audit": (0.5, lambda seen: (seen.service.audit_rate, seen.monitor.n) == (0.5, 0)),
     "--policy": ("safer.json", lambda seen: seen.service.guard.policy == policy_of(epsilon=0.02)),
     "--fallback": ("safer.json", lambda seen: len(seen.service.guard._ladder) == 2),
+    "--on-alarm": ("true", lambda seen: seen.service.guard._on_alarm is not None),
     "--state": ("there", lambda _: Path("there/policy-000001.json").exists()),
     "--resume": (None, lambda seen: "There was no alarm." in seen.out),
 }
@@ -117,19 +118,25 @@ WITH_AUDITS = {
     "--epsilon": (0.3, lambda seen: seen.monitor.epsilon == 0.3),
     "--labels": (None, lambda seen: seen.monitor.risk == "gap"),
 }
-NETWORK = {"--network": ("nets:build", lambda seen: seen.loaded[2].network.__name__ == "build")}
+LOADING = {
+    "--network": ("nets:build", lambda seen: seen.loaded[2].network.__name__ == "build"),
+    "--device": ("cuda:1", lambda seen: seen.loaded[2].device == "cuda:1"),
+    "--compile": (None, lambda seen: seen.loaded[2].compile),
+    "--capture": (None, lambda seen: seen.loaded[2].capture),
+    "--providers": ("cuda,cpu", lambda seen: seen.loaded[2].providers == ("cuda", "cpu")),
+}
 DRIFT = {"--drift": (None, lambda seen: seen.drilled.wait(5))}
-ALL = ANYWHERE | OF_A_MODEL | WITH_AUDITS | NETWORK | DRIFT
+ALL = ANYWHERE | OF_A_MODEL | WITH_AUDITS | LOADING | DRIFT
 APPLIES = {
-    "folder": ANYWHERE | OF_A_MODEL | NETWORK,
+    "folder": ANYWHERE | OF_A_MODEL | LOADING,
     "demo": ANYWHERE | OF_A_MODEL | DRIFT,
     "drill": ANYWHERE | OF_A_MODEL | WITH_AUDITS,
     "proxy": ANYWHERE,
 }
 REFUSED = {
     "folder": {"--drift": "needs --demo"} | dict.fromkeys(WITH_AUDITS, AUDITS),
-    "demo": {"--network": "needs a folder"} | dict.fromkeys(WITH_AUDITS, AUDITS),
-    "drill": {"--network": "needs a folder"},
+    "demo": dict.fromkeys(LOADING, "needs a folder") | dict.fromkeys(WITH_AUDITS, AUDITS),
+    "drill": dict.fromkeys(LOADING, "needs a folder"),
     "proxy": dict.fromkeys(ALL.keys() - ANYWHERE, FILE)
     | {"--resume": "needs a policy to go back to"},
 }

@@ -41,7 +41,7 @@ def _quick(monkeypatch):
 
 
 def watch_in(folder, **options):
-    return lambda each: Watcher(each, watched_monitor(each, 0.01, **options), folder)
+    return lambda each, _: Watcher(each, watched_monitor(each, 0.01, **options), folder)
 
 
 def body_of(policy, tmp_path):
@@ -332,7 +332,7 @@ def test_labels_feed_the_gap(tmp_path):
 def test_a_label_is_for_all_audits_of_its_id(tmp_path):
     """A client that uses an id twice must not stop the monitor."""
     engine, guard = Adder(policy_of("gap")), Guard(policy_of("gap"))
-    watcher = watch_in(tmp_path, labels=True)(guard.policy)
+    watcher = watch_in(tmp_path, labels=True)(guard.policy, 1.0)
     engine.wrong = 1.0
     for name in ("same", "same", "other", "same"):
         watcher.audit(audited(request=name), engine)

@@ -18,14 +18,15 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from swiftsure.cascade import Answer, UpstreamError
 from swiftsure.curves.conditions import Condition
 from swiftsure.serve import start
+from swiftsure.serve.audits import AuditQueue
+from swiftsure.serve.bill import Bill
 from swiftsure.serve.proxy import ProxyConfig, create_proxy
-from swiftsure.serve.proxy.asking import Found
-from swiftsure.serve.proxy.audits import Audits, CascadeEngine
-from swiftsure.serve.proxy.bill import Bill
+from swiftsure.serve.proxy.audits import Audits
 from swiftsure.serve.proxy.connections import GoneError
 from swiftsure.serve.proxy.health import ModelHealth
 from swiftsure.serve.proxy.requests import ProxyError, asked_of, uncovered
 from swiftsure.serve.proxy.streams import PassedOn
+from swiftsure.serve.proxy.upstreams import Found
 from tests.serve.builders import Client, Closed, at_once
 from tests.serve.test_watching import wait_until
 from tests.serve.upstreams import FAULTS, Upstream, chat_response, raw, status
@@ -97,7 +98,7 @@ class Setup:
 
 def rested(setup):
     """Forget what the proxy knows of its models' failures; return the new states."""
-    health = setup.app.state.proxy.upstreams.health
+    health = setup.app.state.service.upstreams.health
     health[:] = [ModelHealth(each.name, last=each is health[-1]) for each in health]
     return health
 
@@ -399,7 +400,7 @@ def test_refused_requests_are_not_failures_of_the_model():
 def test_a_small_model_that_hangs_is_not_waited_for(setup, monkeypatch):
     """Its time-out is a few times what it took in the calibration, and not a minute."""
     rested(setup)
-    monkeypatch.setattr(setup.app.state.proxy.upstreams, "_seconds", [0.1, 60.0])
+    monkeypatch.setattr(setup.app.state.service.upstreams.small[0], "seconds", 0.1)
     began = time.monotonic()
     answer, headers = setup.ask("SILENT 7")
     assert (answer, headers["x-swiftsure-reason"]) == ("odd", "small was too slow")
@@ -466,7 +467,7 @@ def test_other_paths_answer_in_the_form_that_clients_know(setup):
 
 def test_an_upstream_that_echoes_the_key_does_not_reveal_it(setup, monkeypatch):
     monkeypatch.setenv("SECRET_KEY", "sk-very-secret")
-    monkeypatch.setattr(setup.app.state.proxy.upstreams.large, "key", "SECRET_KEY")
+    monkeypatch.setattr(setup.app.state.service.upstreams.large, "key", "SECRET_KEY")
     words = "I got Bearer sk-very-secret"
 
     async def refuse(_upstream, _body):
@@ -532,7 +533,7 @@ def test_requests_beyond_the_limit_are_refused_while_streams_are_open(setup, mon
     rested(setup)
     held = Held()
     monkeypatch.setattr(setup.large, "faults", {"HELD": held})
-    proxy = setup.app.state.proxy
+    proxy = setup.app.state.service
     limits = proxy.config.limits.model_copy(update={"max_requests": 4})
     monkeypatch.setattr(proxy, "config", proxy.config.model_copy(update={"limits": limits}))
     given = {"model": "cascade", "messages": [{"role": "user", "content": "HELD 900"}]}
@@ -571,7 +572,7 @@ def test_abandoned_requests_are_cancelled_upstream(setup, monkeypatch, stream):
         wait_until(lambda: held.begun == 1)
         if stream:
             connection.recv(1)
-    proxy = setup.app.state.proxy
+    proxy = setup.app.state.service
     wait_until(lambda: proxy.under_way == 0)
     wait_until(lambda: held.gone == 1)
     if not stream:
@@ -628,7 +629,7 @@ def test_other_methods_and_a_body_that_is_cut_short(setup):
     asyncio.run(run(sent))
     assert sent[0]["status"] == 400
     assert json.loads(sent[1]["body"])["error"]["message"] == "The body was cut short."
-    assert setup.app.state.proxy.under_way == 0
+    assert setup.app.state.service.under_way == 0
 
 
 def mutants(rng, n):
@@ -715,7 +716,7 @@ def test_many_hostile_requests_and_faults(setup):
 
 def test_nothing_of_a_prompt_or_key_is_logged(setup, caplog, monkeypatch):
     monkeypatch.setenv("SECRET_KEY", "sk-very-secret")
-    monkeypatch.setattr(setup.app.state.proxy.upstreams.models[0], "key", "SECRET_KEY")
+    monkeypatch.setattr(setup.app.state.service.upstreams.models[0], "key", "SECRET_KEY")
     with caplog.at_level("DEBUG"):
         setup.ask("PRIVATE words BROKEN 7")
         client = Client(setup.address)
@@ -746,7 +747,7 @@ def test_audits_raise_an_alarm_and_the_large_model_answers(tmp_path, monkeypatch
     monkeypatch.setattr("swiftsure.serve.watching.PAUSE", 0.05)
     with ExitStack() as stack:
         setup = Setup(stack, tmp_path / "served", rate=1.0)
-        proxy = setup.app.state.proxy
+        proxy = setup.app.state.service
         for k in range(30):
             assert setup.ask(f"Is it odd? {k}")[0] == truth(str(k))
         wait_until(lambda: proxy.guard.watcher.monitor.n == 30)
@@ -769,7 +770,7 @@ def test_audits_raise_an_alarm_and_the_large_model_answers(tmp_path, monkeypatch
         text = Client(setup.address).get("/metrics")[1]
         assert f'swiftsure_cost_audits{{unit="usd"}} {found["audits"]}' in text
     again = create_proxy(ProxyConfig.load(setup.path))
-    assert again.state.proxy.full
+    assert again.state.service.guard.mode.full
 
 
 def test_an_outage_of_the_large_model_is_a_fault_and_no_alarm(tmp_path, monkeypatch):
@@ -778,7 +779,7 @@ def test_an_outage_of_the_large_model_is_a_fault_and_no_alarm(tmp_path, monkeypa
     monkeypatch.setattr("swiftsure.serve.watching.PAUSE", 0.05)
     with ExitStack() as stack:
         setup = Setup(stack, tmp_path / "served", rate=1.0)
-        watcher, client = setup.app.state.proxy.guard.watcher, Client(setup.address)
+        watcher, client = setup.app.state.service.guard.watcher, Client(setup.address)
         setup.large.faults = {"odd": status(500)}
         for k in range(100):  # as largest losses, a few of these would raise the alarm
             assert setup.ask(f"Is it odd? {k}")[0] == truth(str(k))
@@ -805,8 +806,8 @@ def test_a_request_without_an_answer_counts_as_no_loss(tmp_path, monkeypatch):
         setup.large.faults = FAULTS
         with pytest.raises(openai.InternalServerError):
             setup.ask("BROKEN 900")
-        wait_until(lambda: setup.app.state.proxy.guard.watcher.monitor.n == 1)
-        assert setup.app.state.proxy.guard.watcher.monitor.mean == 0
+        wait_until(lambda: setup.app.state.service.guard.watcher.monitor.n == 1)
+        assert setup.app.state.service.guard.watcher.monitor.mean == 0
 
 
 class SlowUpstreams:
@@ -830,6 +831,9 @@ class Written:
 
     def __init__(self):
         self.requests = []
+
+    def audits(self, upstreams):
+        return Audits(upstreams, self, AuditQueue(1.0, 10), Bill())
 
     def audit(self, audited, engine):
         self.requests.append(audited.request)
@@ -883,9 +887,9 @@ def test_audits_wait_as_long_as_the_large_model_says(wait, written, asked):
 
     async def run():
         guard, upstreams = Written(), BusyUpstreams()
-        audits = Audits(upstreams, guard, CascadeEngine(2), 1.0, 10, Bill())
+        audits = guard.audits(upstreams)
         for k in range(3):
-            audits.begin(audits.choose(), str(k), wait, Found(0, "", {}, Answer("x")))
+            audits.begin(audits.queue.choose(), str(k), wait, Found(0, "", {}, Answer("x")))
             await asyncio.sleep(0)
         if wait < 1:
             while len(guard.requests) < 3:
@@ -899,8 +903,8 @@ def test_audits_wait_as_long_as_the_large_model_says(wait, written, asked):
 def test_audits_are_written_in_the_order_of_the_requests():
     async def run():
         loop, guard = asyncio.get_running_loop(), Written()
-        audits = Audits(SlowUpstreams(), guard, CascadeEngine(2), 1.0, 10, Bill())
-        turns = [audits.choose() for _ in range(5)]
+        audits = guard.audits(SlowUpstreams())
+        turns = [audits.queue.choose() for _ in range(5)]
         slow, fast = loop.create_future(), loop.create_future()
         early, last = Found(0, "", {}, Answer("x")), Found(1, "")
         fast.set_result("x")
@@ -1009,7 +1013,7 @@ def test_the_proxy_ends_while_requests_are_under_way(tmp_path):
 
         thread = threading.Thread(target=lambda: asyncio.run(ask()))
         thread.start()
-        wait_until(lambda: setup.app.state.proxy.under_way == 1)
+        wait_until(lambda: setup.app.state.service.under_way == 1)
     thread.join()
     assert found == ["even"]
 

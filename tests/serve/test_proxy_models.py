@@ -115,7 +115,7 @@ def test_two_language_models_from_record_to_alarm(tmp_path, monkeypatch):
         with start(app) as address:
             client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
             ask(client, questions[:80], large)
-            watcher = app.state.proxy.guard.watcher
+            watcher = app.state.service.guard.watcher
             wait_until(lambda: watcher.monitor.n == 80)
             assert not watcher.monitor.alarm
             bill = Client(address).get("/status")[1]["bill"]["usd"]

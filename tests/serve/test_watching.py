@@ -21,7 +21,7 @@ from swiftsure.serve import (
     start,
     watched_monitor,
 )
-from swiftsure.serve.batching import Audited
+from swiftsure.serve.audits import Audited
 from swiftsure.serve.engine import Answer
 from swiftsure.serve.watching import resume
 from tests.serve.builders import Adder, Client, guard_of, lines, policy_of, wait_until
@@ -141,7 +141,7 @@ def test_an_alarm_holds_although_nothing_is_audited(tmp_path, policy):
         watcher.audit(audited(), engine)
     watcher.close()
     (watcher.folder / "monitor.json").unlink()
-    guard = Guard(policy, watch=lambda each: Watcher(each, None, tmp_path))
+    guard = Guard(policy, watch=lambda each, _: Watcher(each, None, tmp_path))
     assert (guard.state, guard.watcher.monitor) == ("full model", None)
     with start(create_app(engine, guard=guard)) as address:
         client = Client(address)
@@ -331,7 +331,7 @@ def test_promises_that_audits_cannot_watch_are_refused(tmp_path, risk, labels, k
     with pytest.raises(ValueError, match=words):
         watched_monitor(policy, 0.01, labels=labels)
 
-    def watch(each):
+    def watch(each, _):
         return Watcher(each, watched_monitor(each, 0.01, labels=labels), tmp_path)
 
     watchable = policy_of(risk)
@@ -380,7 +380,7 @@ def test_another_risk_in_the_same_folder_is_a_fault(tmp_path, policy):
 
 def test_an_alarm_takes_effect_although_it_cannot_be_stored(tmp_path, policy):
     engine = Adder(policy)
-    guard = Guard(policy, watch=lambda _: watcher_of(engine, tmp_path))
+    guard = Guard(policy, watch=lambda *_: watcher_of(engine, tmp_path))
     watcher, engine.wrong = guard.watcher, 1.0
     for _ in range(200):
         watcher.audit(audited(), engine)
@@ -501,7 +501,7 @@ def test_only_the_server_that_holds_the_monitor_resumes(tmp_path, policy, monkey
     monkeypatch.setattr("swiftsure.serve.watching.PAUSE", 0.02)
     engine = Adder(policy)
     holder, other = (
-        Guard(policy, watch=lambda each: Watcher(each, watched_monitor(each, 0.01), tmp_path))
+        Guard(policy, watch=lambda each, _: Watcher(each, watched_monitor(each, 0.01), tmp_path))
         for _ in range(2)
     )
     app = create_app(engine, Limits(), guard=other, audit_rate=1.0, token="t")

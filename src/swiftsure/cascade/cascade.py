@@ -23,6 +23,7 @@ from swiftsure.certify.calibration import DELTA, Calibration, Missing, stated_pr
 from swiftsure.certify.control import Control
 from swiftsure.certify.policy import Policy
 from swiftsure.certify.promise import CostPromise, Promise
+from swiftsure.certify.slices import SlicedPolicy
 from swiftsure.curves.paths import PathLike
 from swiftsure.curves.pilots import PilotPath
 from swiftsure.losses import LossRange
@@ -284,7 +285,7 @@ class Cascade:
 
     def run(
         self,
-        policy: Policy | None,
+        policy: Policy | SlicedPolicy | None,
         *,
         concurrency: int = 8,
         backoff: Backoff | None = None,
@@ -294,24 +295,14 @@ class Cascade:
 
         Parameters
         ----------
-        policy : Policy
+        policy : Policy or SlicedPolicy
             Refused if it was made for other models, as far as their fingerprints are known.
             None always asks the last model.
         concurrency, backoff, early_backoff
             As in `CascadeRunner`.
         """
-        score = self.scores[0]
-        if policy is not None:
-            binding = PolicyBinding(policy, SYSTEM_NAME, RECORD_FROM)
-            binding.exit_thresholds(len(self.models))
-            if policy.certificate.provenance.model is not None:
-                binding.check_model(lambda: self.fingerprint or "models without a fingerprint")
-            score = str(policy.score)
-            if score not in ANSWER_SCORES and score not in self.scores:
-                raise ValueError(
-                    f"`policy` decides by the confidence {score!r}, which this cascade does not"
-                    f" have: {', '.join(self.scores)}."
-                )
+        each = policy.policies.values() if isinstance(policy, SlicedPolicy) else [policy]
+        score, *_ = [self._checked_score(own) for own in each]  # those of slices have one
         return CascadeRunner(
             self.models,
             policy,
@@ -320,6 +311,22 @@ class Cascade:
             backoff=backoff,
             early_backoff=early_backoff,
         )
+
+    def _checked_score(self, policy: Policy | None) -> str:
+        """Return the confidence by which a policy decides, after checking that it fits."""
+        if policy is None:
+            return self.scores[0]
+        binding = PolicyBinding(policy, SYSTEM_NAME, RECORD_FROM)
+        binding.exit_thresholds(len(self.models))
+        if policy.certificate.provenance.model is not None:
+            binding.check_model(lambda: self.fingerprint or "models without a fingerprint")
+        score = str(policy.score)
+        if score not in ANSWER_SCORES and score not in self.scores:
+            raise ValueError(
+                f"`policy` decides by the confidence {score!r}, which this cascade does not have:"
+                f" {', '.join(self.scores)}."
+            )
+        return score
 
 
 def record_of_answers(

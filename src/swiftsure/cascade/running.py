@@ -3,9 +3,10 @@
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -18,9 +19,10 @@ from swiftsure.cascade.confidences import answer_confidence
 from swiftsure.cascade.models import BatchModel, Model
 from swiftsure.cascade.retrying import Backoff, described
 from swiftsure.certify.policy import Policy
+from swiftsure.certify.slices import SlicedPolicy
 from swiftsure.exits import exits_in_use, reaches
 
-__all__ = ["CascadeOutput", "CascadeRunner", "Decision", "run_coroutine"]
+__all__ = ["CascadeOutput", "CascadeRunner", "Decision", "Routing", "run_coroutine"]
 
 T = TypeVar("T")
 
@@ -87,6 +89,56 @@ class CascadeOutput:
         return [(i, text) for i, each in enumerate(self.decisions) for text in each.failures]
 
 
+class Routing(NamedTuple):
+    """What the models before the last said to one input.
+
+    Attributes
+    ----------
+    answer : Answer, optional
+        Of the model that is sure enough; None if the last one must answer.
+    exit : int
+        Number of the model that answers, from 0.
+    asked : tuple of int
+        Numbers of the models that were asked.
+    confidences : tuple of float or None
+        Of those; None for one that failed.
+    cost : dict
+        Of those that answered, by unit.
+    error : Exception, optional
+        Why the last of those failed.
+    """
+
+    answer: Answer | None
+    exit: int
+    asked: tuple[int, ...] = ()
+    confidences: tuple[float | None, ...] = ()
+    cost: Mapping[str, float] = MappingProxyType({})
+    error: Exception | None = None
+
+
+class _Levels(NamedTuple):
+    """When inputs of one slice exit: the thresholds, and the exits that can be taken."""
+
+    thresholds: tuple[float, ...] = ()
+    used: frozenset[int] = frozenset()
+    strict: bool = False
+
+    @classmethod
+    def of(cls, policy: Policy, n: int) -> "_Levels":
+        given = policy.thresholds
+        if given is None or len(given) != n:
+            raise ValueError(f"`policy` must be for {n + 1} models.")
+        used = exits_in_use(given, strict=policy.strict, min_exit=policy.min_exit)
+        return cls(tuple(np.asarray(given, np.float32).tolist()), frozenset(used), policy.strict)
+
+    def exits(self, exit_index: int, confidence: float) -> bool:
+        if exit_index not in self.used:
+            return False
+        # Without arrays: this is on the proxy's hot path.
+        given, level = float(np.float32(confidence)), self.thresholds[exit_index]
+        return bool(reaches(given, level, strict=self.strict))
+
+
 class CascadeRunner:
     """A cascade that runs under a policy; `Cascade.run` makes one.
 
@@ -100,8 +152,9 @@ class CascadeRunner:
     Parameters
     ----------
     models : sequence of Model
-    policy : Policy
-        For these models; None always asks the last one.
+    policy : Policy or SlicedPolicy
+        For these models; None always asks the last one. With a policy of slices, give the slice of
+        each input; those of other slices go to the last model.
     score : str
         Name of the confidence.
     concurrency : int
@@ -115,7 +168,7 @@ class CascadeRunner:
     def __init__(
         self,
         models: Sequence[Model],
-        policy: Policy | None,
+        policy: Policy | SlicedPolicy | None,
         score: str,
         *,
         concurrency: int = 8,
@@ -128,76 +181,97 @@ class CascadeRunner:
         self.concurrency = checks.count("concurrency", concurrency)
         self.backoff = backoff or Backoff()
         self.early_backoff = early_backoff or Backoff(retries=0)
-        never = np.full(len(models) - 1, np.inf, np.float32)
-        levels = never if policy is None else policy.thresholds
-        if levels is None or len(levels) != len(never):
-            raise ValueError(f"`policy` must be for {len(models)} models.")
-        self.thresholds = levels
-        self._levels: list[float] = np.asarray(levels, np.float32).tolist()
-        self._strict = policy is not None and policy.strict
-        first = 0 if policy is None else policy.min_exit
-        self._used = set(exits_in_use(levels, strict=self._strict, min_exit=first))
+        n = len(self.models) - 1
+        self._levels: dict[str | None, _Levels] = {}
+        if isinstance(policy, SlicedPolicy):
+            self._levels |= {name: _Levels.of(policy[name], n) for name in policy}
+        elif policy is not None:
+            self._levels[None] = _Levels.of(policy, n)
 
-    def asked(self, exit_index: int) -> bool:
+    def can_exit(self, exit_index: int, slice_name: str | None = None) -> bool:
         """Return whether a model's answer can ever be used; a model that cannot exit is skipped."""
-        if exit_index == len(self.models) - 1:
-            return True
-        return exit_index in self._used
-
-    def leaves(self, exit_index: int, confidence: float) -> bool:
-        """Return whether an input with this confidence keeps this model's answer."""
-        # Without arrays: this is on the proxy's hot path.
-        given, level = float(np.float32(confidence)), self._levels[exit_index]
-        return bool(reaches(given, level, strict=self._strict))
-
-    async def answer(self, value: Any) -> Decision:
-        """Return the answer to one input."""
         last = len(self.models) - 1
-        confidences: list[float | None] = []
+        return exit_index == last or exit_index in self._levels_of(slice_name).used
+
+    def leaves(self, exit_index: int, confidence: float, slice_name: str | None = None) -> bool:
+        """Return whether an input with this confidence keeps this model's answer."""
+        return self._levels_of(slice_name).exits(exit_index, confidence)
+
+    def _levels_of(self, slice_name: Any) -> _Levels:
+        sliced = isinstance(self.policy, SlicedPolicy)
+        return self._levels.get(slice_name if sliced else None, _Levels())
+
+    async def route(self, value: Any, slice_name: str | None = None) -> Routing:
+        """Ask the models before the last in turn, until one is sure enough or fails."""
+        last, levels = len(self.models) - 1, self._levels_of(slice_name)
+        asked: tuple[int, ...] = ()
+        confidences: tuple[float | None, ...] = ()
         cost: Counter[str] = Counter()
-        failures: tuple[str, ...] = ()
         for k, model in enumerate(self.models[:-1]):
-            if not self.asked(k):
+            if k not in levels.used:
                 continue
+            asked = (*asked, k)
             try:
                 found = await self.early_backoff.call(partial(model.answer, value))
                 cost.update(found.cost)
                 sure = self._sure(model, found)
             except Exception as error:
-                failures = (*failures, described(error))
-                confidences.append(None)
-                break
-            confidences.append(sure)
-            if self.leaves(k, sure):
-                return Decision(found, k, tuple(confidences), dict(cost))
-        found = await self.backoff.call(partial(self.models[last].answer, value))
-        cost.update(found.cost)
-        return Decision(found, last, tuple(confidences), dict(cost), failures)
+                return Routing(None, last, asked, (*confidences, None), dict(cost), error)
+            confidences = (*confidences, sure)
+            if levels.exits(k, sure):
+                return Routing(found, k, asked, confidences, dict(cost))
+        return Routing(None, last, asked, confidences, dict(cost))
 
-    async def answers(self, inputs: Any) -> CascadeOutput:
-        """Return the answers to several inputs, in their order."""
+    async def answer(self, value: Any, slice_name: str | None = None) -> Decision:
+        """Return the answer to one input, under the policy of its slice if it has slices."""
+        routed = await self.route(value, slice_name)
+        if routed.answer is not None:
+            return Decision(routed.answer, routed.exit, routed.confidences, dict(routed.cost))
+        found = await self.backoff.call(partial(self.models[-1].answer, value))
+        cost = Counter(routed.cost)
+        cost.update(found.cost)
+        failures = () if routed.error is None else (described(routed.error),)
+        return Decision(found, routed.exit, routed.confidences, dict(cost), failures)
+
+    async def answers(
+        self, inputs: Any, slices: Sequence[str | None] | None = None
+    ) -> CascadeOutput:
+        """Return the answers to several inputs, in their order; see `__call__`."""
+        names = [None] * len(inputs) if slices is None else list(slices)
+        if len(names) != len(inputs):
+            raise ValueError(
+                f"`slices` must name the slice of each of {len(inputs)} inputs, but has"
+                f" {len(names)}."
+            )
         if all(isinstance(model, BatchModel) for model in self.models):
-            return CascadeOutput(await asyncio.to_thread(self._batched, inputs))
+            return CascadeOutput(await asyncio.to_thread(self._batched, inputs, names))
         limit = asyncio.Semaphore(self.concurrency)
 
         async def one(position: int) -> Decision:
             async with limit:
-                return await self.answer(rows_of(inputs, [position])[0])
+                return await self.answer(rows_of(inputs, [position])[0], names[position])
 
         return CascadeOutput(list(await asyncio.gather(*map(one, range(len(inputs))))))
 
-    def __call__(self, inputs: Any) -> CascadeOutput:
-        """Return the answers to several inputs; works inside a running event loop too."""
+    def __call__(self, inputs: Any, slices: Sequence[str | None] | None = None) -> CascadeOutput:
+        """Return the answers to several inputs; works inside a running event loop too.
+
+        Parameters
+        ----------
+        inputs
+        slices : sequence of str or None
+            The slice of each input, under a policy of slices; unknown ones ask the last model.
+        """
 
         async def run() -> CascadeOutput:
             try:
-                return await self.answers(inputs)
+                return await self.answers(inputs, slices)
             finally:
                 await self.close()
 
         return run_coroutine(run())
 
-    def _batched(self, inputs: Any) -> list[Decision]:
+    def _batched(self, inputs: Any, slices: Sequence[str | None]) -> list[Decision]:
         """Answer inputs with models that take batches."""
         last = len(self.models) - 1
         found: dict[int, Decision] = {}
@@ -205,9 +279,14 @@ class CascadeRunner:
         bills: dict[int, Counter[str]] = {row: Counter() for row in seen}
         failed: dict[int, tuple[str, ...]] = {}
         for k, model in enumerate(self.models):
-            rows = [row for row in seen if row not in found and (k == last or row not in failed)]
+            rows = [
+                row
+                for row in seen
+                if row not in found
+                and (k == last or (row not in failed and self.can_exit(k, slices[row])))
+            ]
             size = model.batch_size if isinstance(model, BatchModel) else 1
-            for start in range(0, len(rows) if self.asked(k) else 0, size):
+            for start in range(0, len(rows), size):
                 part = rows[start : start + size]
                 try:
                     answers = model.answers(rows_of(inputs, part))  # type: ignore[attr-defined]
@@ -222,7 +301,7 @@ class CascadeRunner:
                     bills[row].update(answer.cost)
                     if level is not None:
                         seen[row] = (*seen[row], level)
-                        if not self.leaves(k, level):
+                        if not self.leaves(k, level, slices[row]):
                             continue
                     why = failed.get(row, ())
                     found[row] = Decision(answer, k, seen[row], dict(bills[row]), why)

@@ -18,7 +18,7 @@ from swiftsure.cli.targets import find_target, import_from_current_folder
 
 if TYPE_CHECKING:
     from swiftsure.certify.policy import Policy
-    from swiftsure.serve import Engine, Guard, Watcher
+    from swiftsure.serve import Watcher
 
 __all__ = ["serve"]
 
@@ -30,6 +30,8 @@ OF_PROXIES = ("folder", "host", "port", "resume", "json")
 """What applies to a cascade.toml; all else stands in the file."""
 OF_AUDITS = ("epsilon", "labels", "alpha")
 """What means nothing if no request is audited."""
+OF_FOLDERS = ("network", "device", "compile", "capture", "providers")
+"""How the model of a folder is loaded."""
 
 
 def serve(
@@ -63,6 +65,19 @@ def serve(
         str | None,
         optional("module:Class of the folder's network, if it is not one of transformers'."),
     ] = None,
+    device: Annotated[
+        str | None, optional("Where PyTorch runs, such as cuda.", default="the CPU")
+    ] = None,
+    compile_: Annotated[
+        bool, typer.Option("--compile", help="Compile the stages with torch.compile.")
+    ] = False,
+    capture: Annotated[
+        bool, typer.Option("--capture", help="Capture the stages as CUDA graphs.")
+    ] = False,
+    providers: Annotated[
+        str | None,
+        optional("Of ONNX Runtime, preferred first: cuda,cpu.", default="the folder's"),
+    ] = None,
     audit: Annotated[
         float, typer.Option(help="Share of requests that the full model answers too.")
     ] = 0.0,
@@ -78,6 +93,9 @@ def serve(
     ] = None,
     fallback: Annotated[
         Path | None, optional("Safer policy for after an alarm.", default="the full model")
+    ] = None,
+    on_alarm: Annotated[
+        str | None, optional("Command to run, or http address to tell, on an alarm.")
     ] = None,
     alpha: Annotated[
         float,
@@ -111,9 +129,12 @@ def serve(
         swiftsure serve model/ --audit 0.05
         swiftsure serve cascade.toml
     """
+    from swiftsure.serve.alarms import alarm_hook
     from swiftsure.serve.app import Limits, create_app
     from swiftsure.serve.engine import EngineOptions
+    from swiftsure.serve.guarding import Guard, PolicyStore
     from swiftsure.serve.loading import load_engines
+    from swiftsure.serve.policies import load_policy
     from swiftsure.serve.running import listen, log_to_stderr, run
 
     if demo == (folder is not None):
@@ -136,10 +157,26 @@ def serve(
         raise ValueError(f"`--audit` must be in [0, 1], but got {audit:g}.")
     with log_to_stderr(), import_from_current_folder():
         listen(host, port).close()  # a busy port is found before the model is loaded
-        made = None if network is None else find_target("--network", network)
-        engines = load_engines(folder, workers, EngineOptions(network=made))
-        watch = _watch(audit, epsilon, labels, alpha, state)
-        guard = _guard(engines[0], watch, state, policy, fallback)
+        chosen = EngineOptions(
+            network=None if network is None else find_target("--network", network),
+            device=device,
+            compile=compile_,
+            capture=capture,
+            providers=() if providers is None else tuple(providers.split(",")),
+        )
+        engines = load_engines(folder, workers, chosen)
+        own = engines[0].policy
+        if policy is not None:
+            own = load_policy(policy)
+            engines[0].check(own)  # before it is stored: a server must be able to start without it
+        guard = Guard(
+            own,
+            watch=_watch(audit, epsilon, labels, alpha, state),
+            fallback=None if fallback is None else load_policy(fallback),
+            store=PolicyStore(state),
+            file=policy,
+            on_alarm=alarm_hook(on_alarm),
+        )
         token = os.environ.get(TOKEN)
         app = create_app(engines, limits, guard=guard, audit_rate=audit, token=token)
         with listen(host, port) as listening:
@@ -159,7 +196,7 @@ def serve(
             else:
                 if resume:
                     print_text("The alarm was put aside." if resumed else "There was no alarm.")
-                print_policy(guard.policy)
+                print_policy(guard.policy or own)
                 if guard.alarm is not None:
                     print_text(f"The {guard.state} answers: {guard.alarm}", "bold red")
                 print_text(f"Serving on {address}")
@@ -174,7 +211,7 @@ def _refuse_ignored(context: typer.Context) -> None:
     """Refuse options that would do nothing."""
     values = context.params
     given = {
-        option.name: option.opts[0]
+        str(option.name).rstrip("_"): option.opts[0]
         for option in context.command.params
         if context.get_parameter_source(str(option.name)).name == "COMMANDLINE"  # type: ignore[union-attr]
     }
@@ -192,8 +229,9 @@ def _refuse_ignored(context: typer.Context) -> None:
         raise ValueError("`--drift` needs --demo, whose images it sends.")
     if drift and "audit" in given and values["audit"] == 0:
         raise ValueError("`--audit` must be above 0 with --drift, which waits for the alarm.")
-    if "network" in given and folder is None:
-        raise ValueError("`--network` needs a folder: --demo has a network of its own.")
+    for name in OF_FOLDERS:
+        if name in given and folder is None:
+            raise ValueError(f"`{given[name]}` needs a folder: --demo has a network of its own.")
     if values["audit"] == 0 and not drift:
         for name in OF_AUDITS:
             if name in given:
@@ -209,25 +247,22 @@ def _address(listening: socket.socket) -> str:
 
 
 def _serve_proxy(path: Path, listening: socket.socket, resume: bool, json: bool) -> None:
-    from swiftsure.serve import watching
     from swiftsure.serve.proxy import ProxyConfig, create_proxy
     from swiftsure.serve.running import run
 
     config = ProxyConfig.load(path)
-    policy = config.load_policy()
-    aside = None
-    if resume:
-        if policy is None:
-            raise ValueError(f"`--resume` needs a policy to go back to, but {path} names none.")
-        aside = watching.resume(policy, config.audit.state)
+    if resume and config.policy is None:
+        raise ValueError(f"`--resume` needs a policy to go back to, but {path} names none.")
     app = create_proxy(config, token=os.environ.get(TOKEN))
-    address = f"{_address(listening)}/v1"
+    guard = app.state.service.guard
+    resumed = resume and guard.resume()
+    address, policy = f"{_address(listening)}/v1", guard.policy
     sentence = None if policy is None else str(policy)
     if json:
-        print_json({"address": address, "sentence": sentence, "resumed": aside is not None})
+        print_json({"address": address, "sentence": sentence, "resumed": resumed})
     else:
         if resume:
-            print_text("There was no alarm." if aside is None else f"Put aside: {aside}")
+            print_text("The alarm was put aside." if resumed else "There was no alarm.")
         if policy is None:
             print_text("There is no policy, so the last model answers all requests.", "bold")
         else:
@@ -255,43 +290,20 @@ def _drill(address: str, say: Callable[[str], None]) -> None:
         )
 
 
-def _guard(
-    engine: "Engine",
-    watch: "Callable[[Policy], Watcher]",
-    state: Path,
-    file: Path | None,
-    fallback: Path | None,
-) -> "Guard":
-    from swiftsure.certify.policy import Policy
-    from swiftsure.serve.guarding import Guard, PolicyStore
-
-    own = engine.policy
-    if file is not None:
-        own = Policy.load(file)
-        engine.check(own)  # before it is stored: a server must be able to start without it
-    return Guard(
-        own,
-        watch=watch,
-        fallback=None if fallback is None else Policy.load(fallback),
-        store=PolicyStore(state),
-        file=file,
-    )
-
-
 def _watch(
     audit: float, epsilon: float | None, labels: bool, alpha: float, state: Path
-) -> "Callable[[Policy], Watcher]":
-    """Return a function that returns the watcher of a policy.
+) -> "Callable[[Policy, float], Watcher]":
+    """Return a function that returns the watcher of a policy, with its share of α.
 
     If nothing is audited, it still obeys an alarm of before, or of another server.
     """
 
-    def watch(policy: "Policy") -> "Watcher":
+    def watch(policy: "Policy", share: float) -> "Watcher":
         from swiftsure import serve as serving
 
         monitor = None
         if audit > 0:
-            monitor = serving.watched_monitor(policy, alpha, epsilon, labels=labels)
+            monitor = serving.watched_monitor(policy, alpha * share, epsilon, labels=labels)
         return serving.Watcher(policy, monitor, state)
 
     return watch

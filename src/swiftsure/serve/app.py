@@ -1,44 +1,30 @@
-"""The web application: /predict, /health, /policy, /metrics, and a live page at /."""
+"""The web application of a server of models: `create_app`, and /predict."""
 
 import asyncio
 import json
 import logging
-import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from swiftsure._lib import checks
-from swiftsure._lib.files import LockedError
-from swiftsure.certify.policy import Policy
 from swiftsure.monitor import request_ids
 from swiftsure.monitor.ids import check_request_id
 from swiftsure.serve.batching import Batcher, BusyError, Outcome, Served
-from swiftsure.serve.bodies import ARROW, JSON, NPY, check_count, parse_body
+from swiftsure.serve.bodies import ARROW, JSON, NPY, Parsed, check_count, parse_body
 from swiftsure.serve.engine import Engine, Inputs, InvalidRequestError
 from swiftsure.serve.guarding import Guard
-from swiftsure.serve.http import (
-    Access,
-    RefusedError,
-    check_json,
-    content_type,
-    off_loop,
-    read_body,
-    read_json,
-)
+from swiftsure.serve.http import SLICE, RefusedError, content_type, off_loop, read_body
 from swiftsure.serve.live import LiveStatus
 from swiftsure.serve.metrics import Metrics
-from swiftsure.serve.watching import Watcher
+from swiftsure.serve.openapi import openapi
+from swiftsure.serve.service import Answering, Service
 from swiftsure.serve.workers import WorkerEngine
 
 __all__ = ["Limits", "create_app"]
@@ -81,6 +67,7 @@ class _Asked(NamedTuple):
 
     name: str
     samples: "list[Any | InvalidRequestError]"
+    slices: list[str | None]
     several: bool
 
 
@@ -115,40 +102,19 @@ def create_app(
     """
     engines: list[Engine] = list(engine) if isinstance(engine, Sequence) else [engine]
     own = Guard(engines[0].policy) if guard is None else guard
-    service = _Service(engines, limits or Limits(), own, audit_rate, token)
-    routes = [
-        Route("/predict", service.predict, methods=["POST"]),
-        Route("/labels", service.labels, methods=["GET", "POST"]),
-        Route("/health", service.health),
-        Route("/policy", service.policy, methods=["GET", "POST"]),
-        Route("/resume", service.resume, methods=["POST"]),
-        Route("/metrics", service.metrics_text),
-        Route("/status", service.status),
-        Route("/events", service.events),
-        Route("/", service.page),
-    ]
-    app = _App(routes=routes, lifespan=service.lifespan)
-    app.state.service = service
-    return app
+    return ModelService(engines, limits or Limits(), own, audit_rate, token).application()
 
 
-class _App(Starlette):
-    """Sends predictions straight to the service: routing would take as long as they do.
+class ModelService(Service):
+    """Answers from engines, in batches.
 
-    Not with middleware, which may be what guards the server.
+    Attributes
+    ----------
+    batcher : Batcher
+        While the application runs.
     """
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        asked = scope["type"] == "http" and (scope["method"], scope["path"]) == ("POST", "/predict")
-        if asked and not self.user_middleware:
-            await self.state.service.predict_asgi(scope, receive, send)
-        else:
-            await super().__call__(scope, receive, send)
-
-
-class _Service:
     batcher: Batcher
-    metrics: Metrics
 
     def __init__(
         self,
@@ -160,20 +126,29 @@ class _Service:
     ) -> None:
         if audit_rate and (guard.watcher is None or guard.watcher.monitor is None):
             raise ValueError("`audit_rate` needs a guard that watches.")
+        guard.check_with(engines[0])
+        live = LiveStatus(engines[0].n_exits, guard)
+        super().__init__(guard, live, token, max_body=limits.max_body, timeout=limits.timeout)
         self.engines, self.engine = engines, engines[0]
-        self.limits, self.guard = limits, guard
-        self.audit_rate, self.token = audit_rate, token
-        guard.check_with(self.engine)
-        self.live = LiveStatus(self.engine, guard)
-        self._access = Access(token)
+        self.limits, self.audit_rate = limits, audit_rate
+        self.description = self.engine.describe()
+        costs = self.engine.costs.items()
+        self._alone = {unit: each.full for unit, each in costs}
+        self._spent = [
+            {unit: each.exits[k] for unit, each in costs} for k in range(self.engine.n_exits)
+        ]
 
-    @property
-    def watcher(self) -> Watcher | None:
-        """The watcher of the policy that answers."""
-        return self.guard.watcher
+    def answering(self) -> Mapping[str, Answering]:
+        """Answer /predict, and what more the engine can."""
+        return {"/predict": Answering(self.predict)}
+
+    def describe(self) -> dict[str, Any]:
+        """Return the OpenAPI document."""
+        return openapi(self.description.name, self.description)
 
     @asynccontextmanager
-    async def lifespan(self, _app: Any) -> AsyncIterator[None]:
+    async def running(self) -> AsyncIterator[None]:
+        """Run the batcher; at the end, answer what was accepted and audit it."""
         limits, loop = self.limits, asyncio.get_running_loop()
 
         def deliver(outcomes: list[Outcome]) -> None:
@@ -187,15 +162,14 @@ class _Service:
             audit_rate=self.audit_rate,
             max_audits=limits.max_audits,
             on_audit=self.guard.audit,
-            on_idle=self._follow_guard,
+            on_idle=self._tick,
             mode=self.guard.mode,
             deliver=deliver,
         )
-        self.live.batcher, self.guard.pending = self.batcher, self.batcher.pending
-        self.metrics = Metrics(self.batcher, self.guard, self.live.costs)
+        self.live.load, self.guard.pending = self.batcher, self.batcher.audits.pending
+        self.metrics = Metrics(self.batcher, self.guard, self.live)
         try:
-            async with self.guard.logging_stalls():
-                yield
+            yield
         finally:
             await run_in_threadpool(self.batcher.close)
             await run_in_threadpool(self.guard.close)
@@ -203,28 +177,21 @@ class _Service:
                 if isinstance(engine, WorkerEngine):
                     await run_in_threadpool(engine.close)
 
-    def _follow_guard(self, batcher: Batcher) -> None:
+    def follow_mode(self) -> None:
+        """Answer as the guard says from now on."""
+        self.batcher.mode = self.guard.mode
+
+    def _tick(self, _batcher: Batcher) -> None:
         self.guard.tick()
-        batcher.mode = self.guard.mode
+        self.follow_mode()
         self.live.tick()
 
-    async def predict(self, request: Request) -> Response:
-        """Answer samples, if this is mounted below another application."""
-        sent: list[Any] = []
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        await self.predict_asgi(request.scope, request.receive, send)
-        headers = {key.decode(): value.decode() for key, value in sent[0]["headers"]}
-        return Response(sent[1]["body"], sent[0]["status"], headers)
-
-    async def predict_asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def predict(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one or several samples, sent as JSON, .npy or Arrow."""
         began, own = time.perf_counter(), {}
         try:
             headers = dict(scope["headers"])
-            self._access.check(headers)
+            self.access.check(headers)
             asked = await self._asked(headers, receive)
             own = {"id": asked.name}
             if asked.several:
@@ -233,10 +200,10 @@ class _Service:
                 (sample,) = asked.samples
                 if isinstance(sample, InvalidRequestError):
                     raise sample
-                (found,) = await self._answers([(asked.name, sample)])
+                (found,) = await self._answers([(asked.name, sample, asked.slices[0])])
                 if isinstance(found, Exception):
                     raise found
-                status, content = 200, {**own, **self._content(found)}
+                status, content = 200, {**own, **_content(found)}
                 self._note(found, began)
         except RefusedError as error:
             status, content = error.status, {**own, "error": str(error)}
@@ -263,13 +230,15 @@ class _Service:
         name = asked.name
         found: list[Served | Exception] = list(asked.samples)
         good = [k for k, sample in enumerate(found) if not isinstance(sample, InvalidRequestError)]
-        answers = await self._answers([(f"{name}.{k}", asked.samples[k]) for k in good])
+        answers = await self._answers(
+            [(f"{name}.{k}", asked.samples[k], asked.slices[k]) for k in good]
+        )
         for k, answer in zip(good, answers, strict=True):
             found[k] = answer
         content = []
         for k, each in enumerate(found):
             if isinstance(each, Served):
-                content.append({"id": f"{name}.{k}", **self._content(each)})
+                content.append({"id": f"{name}.{k}", **_content(each)})
                 self._note(each, began)
                 continue
             mine = isinstance(each, InvalidRequestError)
@@ -280,7 +249,9 @@ class _Service:
             content.append({"id": f"{name}.{k}", "error": text, "status": status})
         return 200, {"id": name, "answers": content}
 
-    async def _answers(self, samples: list[tuple[str, Any]]) -> list[Served | Exception]:
+    async def _answers(
+        self, samples: list[tuple[str, Any, str | None]]
+    ) -> list[Served | Exception]:
         """Return one outcome per sample, or raise `TimeoutError` and withdraw those that wait."""
         loop = asyncio.get_running_loop()
         futures: list[asyncio.Future[Served | Exception]] = [loop.create_future() for _ in samples]
@@ -307,18 +278,10 @@ class _Service:
         finally:
             timer.cancel()
 
-    def _content(self, served: Served) -> dict[str, Any]:
-        answer = served.answer
-        return {
-            **answer.content,
-            "exit": answer.exit,
-            "confidence": answer.confidence,
-            "full_model": served.mode.full,
-        }
-
     def _note(self, served: Served, began: float) -> None:
         exit_, full = served.answer.exit, served.mode.full
-        self.live.answered(exit_, full=full)
+        self.live.exits[exit_] += 1
+        self.live.bill.answer(self._alone if full else self._spent[exit_], self._alone)
         self.metrics.answered(exit_, full=full, seconds=time.perf_counter() - began)
 
     async def _asked(self, headers: dict[bytes, bytes], receive: Receive) -> _Asked:
@@ -335,124 +298,21 @@ class _Service:
         name = _request_id(parsed.id, headers)
         samples = inputs.samples(parsed.inputs) if parsed.samples is None else parsed.samples
         if samples is None:
-            return _Asked(name, [_checked(inputs, parsed.inputs)], False)
+            slices = _slices(parsed, headers, 1)
+            return _Asked(name, [_checked(inputs, parsed.inputs)], slices, False)
         check_count(len(samples), most)
-        return _Asked(name, [_checked(inputs, each) for each in samples], True)
+        slices = _slices(parsed, headers, len(samples))
+        return _Asked(name, [_checked(inputs, each) for each in samples], slices, True)
 
-    async def labels(self, request: Request) -> Response:
-        """Take labels of audited requests, or say which are needed."""
-        return await self._protected(request, self._labels)
 
-    async def _labels(self, request: Request) -> Response:
-        watcher = self.watcher
-        if watcher is None or watcher.monitor is None:
-            raise RefusedError(409, "Nothing is audited, so no label is needed.")
-        if request.method == "GET":
-            return JSONResponse({"needed": await run_in_threadpool(watcher.unlabelled)})
-        body = await self._body(request)
-        content = await off_loop(body, lambda: read_json(body))
-        labels = content.get("labels") if isinstance(content, dict) else None
-        if not isinstance(labels, dict) or not labels or len(content) > 1:
-            raise RefusedError(422, 'The body must be {"labels": {"request id": class, ...}}.')
-        try:
-            return JSONResponse({"results": await run_in_threadpool(watcher.label, labels)})
-        except ValueError as error:
-            raise RefusedError(422, str(error)) from None
-
-    async def _body(self, request: Request) -> bytes:
-        limits = self.limits
-        return await read_body(_headers(request), request.receive, limits.max_body, limits.timeout)
-
-    async def resume(self, request: Request) -> Response:
-        """Put an alarm aside and go back to the policy in force."""
-        return await self._protected(request, self._resume)
-
-    async def _resume(self, _request: Request) -> Response:
-        if self.token is None:
-            raise RefusedError(403, "The server must have a token to be told to resume.")
-        try:
-            found = await run_in_threadpool(self.guard.resume)
-        except (LockedError, OSError) as error:
-            raise RefusedError(409, f"The alarm stays: {error}") from None
-        self.batcher.mode = self.guard.mode
-        return JSONResponse({"resumed": found, **self.live.health()})
-
-    async def health(self, _request: Request) -> Response:
-        """Say whether the server answers, and how."""
-        return JSONResponse(self.live.health(), 200 if self.batcher.alive else 503)
-
-    async def page(self, _request: Request) -> Response:
-        """Return the live page, which follows /events."""
-        policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline';"
-        headers = {"Content-Security-Policy": f"{policy} connect-src 'self'"}
-        return HTMLResponse(self.live.page(empty=self.token is not None), headers=headers)
-
-    async def status(self, request: Request) -> Response:
-        """Return what the page shows."""
-
-        async def respond(_request: Request) -> Response:
-            return JSONResponse(self.live.status())
-
-        return await self._protected(request, respond)
-
-    async def events(self, request: Request) -> Response:
-        """Return what the page shows, again and again."""
-
-        async def respond(request: Request) -> Response:
-            return StreamingResponse(
-                self.live.events(getattr(request.app.state, "stopping", lambda: False)),
-                media_type="text/event-stream",
-                headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
-            )
-
-        return await self._protected(request, respond)
-
-    async def policy(self, request: Request) -> Response:
-        """Return the policy in force and what it promises in words, or install another one."""
-        return await self._protected(request, self._policy)
-
-    async def _policy(self, request: Request) -> Response:
-        guard = self.guard
-        if request.method == "POST":
-            if self.token is None:
-                raise RefusedError(403, "The server must have a token to install policies.")
-            body = await self._body(request)
-            try:
-                await run_in_threadpool(lambda: guard.install(_policy_in(body)))
-            except ValueError as error:
-                log.warning("a policy was refused: %s", error)
-                raise RefusedError(422, str(error)) from None
-            self.batcher.mode = guard.mode
-        content = guard.policy.model_dump(mode="json")
-        return JSONResponse(
-            {
-                "version": guard.version,
-                "number": guard.number,
-                "sentence": str(guard.policy),
-                "policy": content,
-            }
-        )
-
-    async def metrics_text(self, request: Request) -> Response:
-        """Return the metrics in Prometheus' format."""
-
-        async def respond(_request: Request) -> Response:
-            kind = "text/plain; version=0.0.4; charset=utf-8"
-            return Response(self.metrics.text(), media_type=kind)
-
-        return await self._protected(request, respond)
-
-    async def _protected(
-        self, request: Request, respond: Callable[[Request], Awaitable[Response]]
-    ) -> Response:
-        try:
-            changes = request.method == "POST"
-            self._access.check(_headers(request), changes=changes)
-            if changes:
-                check_json(_headers(request))
-            return await respond(request)
-        except RefusedError as error:
-            return JSONResponse({"error": str(error)}, error.status)
+def _content(served: Served) -> dict[str, Any]:
+    answer = served.answer
+    return {
+        **answer.content,
+        "exit": answer.exit,
+        "confidence": answer.confidence,
+        "full_model": served.mode.full,
+    }
 
 
 def _checked(inputs: Inputs, given: Any) -> Any:
@@ -476,19 +336,14 @@ def _request_id(given: object, headers: dict[bytes, bytes]) -> str:
         raise InvalidRequestError(str(error)) from None
 
 
-def _headers(request: Request) -> dict[bytes, bytes]:
-    return dict(request.scope["headers"])
-
-
-def _policy_in(body: bytes) -> Policy:
-    """Return the policy in the content of its file, with its checksum and signature checked."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "policy.json"
-        path.write_bytes(body)
-        try:
-            return Policy.load(path)
-        except ValueError as error:
-            raise ValueError(str(error).replace(str(path), "The body")) from None
+def _slices(parsed: Parsed, headers: Mapping[bytes, bytes], n: int) -> list[str | None]:
+    """Return the slice of each sample, from the body or else from the header for all."""
+    if parsed.slices is None:
+        header = headers.get(SLICE)
+        return [None if header is None else header.decode("latin-1")] * n
+    if len(parsed.slices) != n:
+        raise InvalidRequestError(f"`slices` must name the slice of each of {n} samples.")
+    return parsed.slices
 
 
 def _set_futures(outcomes: list[Outcome]) -> None:

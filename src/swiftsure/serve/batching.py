@@ -1,7 +1,6 @@
 """`Batcher`: gathers requests into batches and runs them in lanes; audits run in between."""
 
 import logging
-import random
 import threading
 import time
 from collections import deque
@@ -11,9 +10,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from swiftsure._lib import checks
+from swiftsure.certify.slices import SlicedPolicy
+from swiftsure.serve.audits import Audited, AuditQueue, Mode
 from swiftsure.serve.engine import Answer, AnyPolicy, Engine
 
-__all__ = ["Audited", "Batcher", "BusyError", "Mode", "Pending", "Served", "WorkerDiedError"]
+__all__ = ["Batcher", "BusyError", "Served", "WorkerDiedError"]
 
 log = logging.getLogger("swiftsure.serve")
 
@@ -33,17 +34,6 @@ class WorkerDiedError(RuntimeError):
         self.revive = revive
 
 
-@dataclass(frozen=True)
-class Mode:
-    """How requests are answered: under a policy, or by the full model.
-
-    A batch runs in one mode, so an installed policy or a fallback is never half in use.
-    """
-
-    policy: AnyPolicy
-    full: bool = False
-
-
 class Served(NamedTuple):
     """An answer, and the mode that it was given in."""
 
@@ -51,56 +41,11 @@ class Served(NamedTuple):
     mode: Mode
 
 
-@dataclass(frozen=True)
-class Audited:
-    """A request that was chosen for an audit."""
-
-    request: str
-    sample: Any
-    answer: Answer | None
-    """None if the request could not be answered."""
-    mode: Mode
-
-
-class Pending:
-    """Since when audits wait, in any thread.
-
-    Examples
-    --------
-    >>> pending = Pending()
-    >>> pending.begin("audit")
-    >>> 0 <= pending.age() < 60
-    True
-    >>> pending.end("audit")
-    >>> pending.age()
-    0.0
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._since: dict[object, float] = {}  # oldest first
-
-    def begin(self, audit: object) -> None:
-        """Add an audit that waits from now on."""
-        with self._lock:
-            self._since[audit] = time.monotonic()
-
-    def end(self, audit: object) -> None:
-        """Remove an audit that is over."""
-        with self._lock:
-            self._since.pop(audit, None)
-
-    def age(self) -> float:
-        """Return for how many seconds the oldest audit has waited; 0 if none waits."""
-        with self._lock:
-            oldest = next(iter(self._since.values()), None)
-        return 0.0 if oldest is None else time.monotonic() - oldest
-
-
 @dataclass(slots=True, eq=False)
 class _Request:
     request: str
     sample: Any
+    slice_name: str | None
     audit: int | None
     """Its number among the audited requests, in the order in which they were accepted."""
     since: float
@@ -146,16 +91,8 @@ class Batcher:
     ----------
     mode : Mode
         How later batches are answered. Nothing is audited while the full model answers.
-    dropped : int
-        How many audits were dropped.
-    pending : Pending
-        Audits that were accepted and are not over.
-
-    Notes
-    -----
-    Whether a request is audited, and whether its audit is dropped, is decided when it is accepted.
-    The decision depends on a random number and on earlier requests, never on the request's own
-    content, so the audited losses keep a mean of at most ε given the past if the promise holds.
+    audits : AuditQueue
+        Chooses them. Those that wait are pending since their request was accepted.
     """
 
     def __init__(
@@ -177,18 +114,11 @@ class Batcher:
         self.max_batch = checks.count("max_batch", max_batch)
         self.max_wait = max_wait_ms / 1000
         self.max_queue = checks.count("max_queue", max_queue)
-        self.audit_rate = audit_rate
-        self.max_audits = checks.count("max_audits", max_audits)
         self.mode = Mode(self.engines[0].policy) if mode is None else mode
-        self.dropped = 0
-        self.pending = Pending()
+        self.audits = AuditQueue(audit_rate, max_audits, seed)
         self._on_audit, self._on_idle = on_audit, on_idle
         self._deliver = _set_futures if deliver is None else deliver
-        self._random = random.SystemRandom() if seed is None else random.Random(seed)
         self._requests: deque[_Request] = deque()
-        self._audits: dict[int, Audited | None] = {}  # None if it was withdrawn
-        self._chosen = self._audited = 0  # audits accepted, and begun
-        self._auditing = False
         self._running = 0  # lanes with a batch
         self._closing = False
         self._changed = threading.Condition()
@@ -201,6 +131,11 @@ class Batcher:
             lane.start()
 
     @property
+    def dropped(self) -> int:
+        """How many audits were dropped."""
+        return self.audits.dropped
+
+    @property
     def depth(self) -> int:
         """How many requests wait."""
         return len(self._requests)
@@ -210,7 +145,7 @@ class Batcher:
         """Whether all lanes run."""
         return all(lane.is_alive() for lane in self._lanes)
 
-    def submit(self, request: str, sample: Any) -> "Future[Served]":
+    def submit(self, request: str, sample: Any, slice_name: str | None = None) -> "Future[Served]":
         """Add one sample; cancel the future to withdraw it before it runs.
 
         Raises
@@ -219,24 +154,20 @@ class Batcher:
             If the queue is full, or closed.
         """
         done: Future[Served] = Future()
-        self.submit_all([(request, sample, done)])
+        self.submit_all([(request, sample, slice_name, done)])
         return done
 
-    def submit_all(self, requests: Sequence[tuple[str, Any, Any]]) -> None:
-        """Add several samples, each with its id and a future, or none of them."""
+    def submit_all(self, requests: Sequence[tuple[str, Any, str | None, Any]]) -> None:
+        """Add several samples, each with its id, its slice and a future, or none of them."""
         with self._changed:
             if self._closing or len(self._requests) + len(requests) > self.max_queue:
                 raise BusyError("shutting down" if self._closing else "too many requests wait")
             now = time.monotonic()
-            for request, sample, done in requests:
-                audit = None
-                if not self.mode.full and self._random.random() < self.audit_rate:
-                    if self._chosen - self._audited < self.max_audits:
-                        audit, self._chosen = self._chosen, self._chosen + 1
-                        self.pending.begin(audit)
-                    else:
-                        self.dropped += 1
-                self._requests.append(_Request(request, sample, audit, now, done))
+            for request, sample, slice_name, done in requests:
+                audit = None if self.mode.full else self.audits.choose()
+                if audit is not None:
+                    self.audits.pending.begin(audit)
+                self._requests.append(_Request(request, sample, slice_name, audit, now, done))
             self._changed.notify()
 
     def close(self) -> None:
@@ -267,8 +198,8 @@ class Batcher:
     def _next_batch(self) -> list[_Request] | None:
         """Return the next batch, [] if there is an audit or nothing to do, None at the end."""
         with self._changed:
-            if not self._requests and not self._audit_is_ready():
-                if self._closing and not self._running and self._audited == self._chosen:
+            if not self._requests and not self.audits.ready:
+                if self._closing and not self._running and self.audits.empty:
                     return None
                 self._changed.wait(0.2)
             while self._requests and not self._closing:
@@ -292,7 +223,7 @@ class Batcher:
         audits: dict[int, Audited | None] = {}
         again: list[_Request] = []
         if running:
-            found = self._answers(engine, [each.sample for each in running], mode)
+            found = self._answers(engine, running, mode)
             for each, answer in zip(running, found, strict=True):
                 served = answer if isinstance(answer, Answer) else None
                 if isinstance(answer, WorkerDiedError):
@@ -303,13 +234,15 @@ class Batcher:
                 outcome = Served(answer, mode) if isinstance(answer, Answer) else answer
                 outcomes.append((each.done, outcome))
                 if each.audit is not None and not mode.full:
-                    audits[each.audit] = Audited(each.request, each.sample, served, mode)
+                    audits[each.audit] = Audited(
+                        each.request, each.sample, served, mode, each.slice_name
+                    )
         if outcomes:
             self._deliver(outcomes)
         with self._changed:
             for each in batch:
                 if each.audit is not None and each not in again:
-                    self._audits[each.audit] = audits.get(each.audit)
+                    self.audits.fill(each.audit, audits.get(each.audit))
             self._requests.extendleft(reversed(again))
             self._running -= 1
             if again or audits or self._closing:
@@ -317,19 +250,21 @@ class Batcher:
         return died
 
     def _answers(
-        self, engine: Engine, samples: Sequence[Any], mode: Mode
+        self, engine: Engine, batch: Sequence[_Request], mode: Mode
     ) -> Sequence[Answer | Exception]:
         """Return one answer or error per sample; if the batch fails, each sample runs alone."""
+        sliced = isinstance(mode.policy, SlicedPolicy)
+        slices = [each.slice_name for each in batch] if sliced else ()
         try:
-            if engine.policy is not mode.policy and engine.policy != mode.policy:
+            if mode.policy is not None and not _same(engine.policy, mode.policy):
                 engine.install(mode.policy)
-            return engine.answer(samples, full=mode.full)
+            return engine.answer([each.sample for each in batch], full=mode.full, slices=slices)
         except WorkerDiedError as error:
-            return [error] * len(samples)
+            return [error] * len(batch)
         except Exception as error:
-            if len(samples) == 1:
+            if len(batch) == 1:
                 return [error]
-        return [self._answers(engine, [sample], mode)[0] for sample in samples]
+        return [self._answers(engine, [each], mode)[0] for each in batch]
 
     def _revive(self, died: WorkerDiedError) -> None:
         """Start the worker of a lane again; other lanes go on meanwhile."""
@@ -343,27 +278,16 @@ class Batcher:
                 time.sleep(1.0)
 
     def _audit(self, engine: Engine) -> None:
-        """Run the next audit: one at a time, in the order in which requests were accepted.
-
-        The order in which batches and audits end depends on what is in them, and losses in such
-        an order need not have a mean of at most ε given those before.
-        """
-        with self._changed:
-            if not self._audit_is_ready():
-                return
-            number = self._audited
-            audited = self._audits.pop(number)
-            self._audited += 1
-            self._auditing = True
+        """Run the next audit, in the order in which requests were accepted."""
+        taken = self.audits.take()
+        if taken is None:
+            return
+        number, audited = taken
         if audited is not None and self._on_audit is not None:
             self._call(self._on_audit, audited, engine)
-        self.pending.end(number)
+        self.audits.done(number)
         with self._changed:
-            self._auditing = False
             self._changed.notify()
-
-    def _audit_is_ready(self) -> bool:
-        return not self._auditing and self._audited in self._audits
 
     def _call(self, function: Callable[..., None], *arguments: Any) -> None:
         """Call a function; whatever it raises, requests must still be answered."""
@@ -373,6 +297,10 @@ class Batcher:
             self._revive(died)
         except Exception:
             log.exception("an audit or the monitor failed")
+
+
+def _same(one: AnyPolicy, other: AnyPolicy) -> bool:
+    return one is other or one == other
 
 
 def _set_futures(outcomes: list[Outcome]) -> None:

@@ -36,11 +36,14 @@ class Parsed(NamedTuple):
         Several samples, not yet checked.
     id : object
         The caller's own id, not yet checked; None if there is none.
+    slices : list of str or None, optional
+        The slice of each sample; None if the body says nothing of slices.
     """
 
     inputs: Any
     samples: list[Any] | None
-    id: object
+    id: object = None
+    slices: list[str | None] | None = None
 
 
 def parse_body(kind: str, body: bytes, most: int) -> Parsed:
@@ -48,8 +51,8 @@ def parse_body(kind: str, body: bytes, most: int) -> Parsed:
     if kind == JSON:
         return _json_body(body)
     if kind == ARROW:
-        return Parsed(None, _arrow_body(body, most), None)
-    return Parsed(_npy_body(body), None, None)
+        return Parsed(None, _arrow_body(body, most))
+    return Parsed(_npy_body(body), None)
 
 
 def check_count(samples: int, most: int) -> None:
@@ -65,15 +68,27 @@ def _json_body(body: bytes) -> Parsed:
             'The body must be an object such as {"inputs": [0.1, 0.2]}, or {"samples": [...]} for'
             " several."
         )
-    if unknown := content.keys() - {"inputs", "samples", "id"}:
+    own = "slices" if "samples" in content else "slice"
+    if unknown := content.keys() - {"inputs", "samples", "id", own}:
         raise InvalidRequestError(
-            "The body must have the keys `inputs` or `samples`, and `id`, but has"
+            f"The body must have the keys `inputs` or `samples`, `id` and `{own}`, but has"
             f" {sorted(unknown)[0]!r:.60}."
         )
     samples = content.get("samples")
     if "samples" in content and (not isinstance(samples, list) or not samples):
         raise InvalidRequestError("`samples` must be an array of at least one sample.")
-    return Parsed(content.get("inputs"), samples, content.get("id"))
+    return Parsed(content.get("inputs"), samples, content.get("id"), _slices_in(content, own))
+
+
+def _slices_in(content: dict[str, Any], key: str) -> list[str | None] | None:
+    given = content.get(key)
+    if given is None:
+        return None
+    slices = [given] if key == "slice" else given
+    if not isinstance(slices, list) or not all(isinstance(each, str | None) for each in slices):
+        wanted = "a text" if key == "slice" else "an array of a text or null for each sample"
+        raise InvalidRequestError(f"`{key}` must be {wanted}.")
+    return slices
 
 
 def _npy_body(body: bytes) -> NDArray[Any]:

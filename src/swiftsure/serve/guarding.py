@@ -15,14 +15,15 @@ import os
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from swiftsure._lib.files import locked
+from swiftsure.certify.slices import SlicedPolicy
 from swiftsure.serve import watching
-from swiftsure.serve.batching import Audited, Mode, Pending
+from swiftsure.serve.audits import Audited, Mode, Pending
 from swiftsure.serve.engine import AnyPolicy, Engine
 from swiftsure.serve.policies import load_policy
 from swiftsure.serve.watching import Watcher, policy_version, resume
@@ -87,22 +88,55 @@ def _number(path: Path) -> int:
     return 0 if found is None else int(found[1])
 
 
+class _Rung(NamedTuple):
+    """A policy of the ladder, and the watcher of each of its slices; of None without slices."""
+
+    policy: AnyPolicy | None
+    watchers: Mapping[str | None, Watcher]
+
+    @property
+    def alarm(self) -> str | None:
+        """Why this policy must not answer; None if it may."""
+        for name, each in self.watchers.items():
+            if each.fallback is not None:
+                reason = str(each.fallback["reason"])
+                return reason if name is None else f"Slice {name}: {reason}"
+        return None
+
+    @property
+    def fault(self) -> str | None:
+        return next((each.fault for each in self.watchers.values() if each.fault), None)
+
+    @property
+    def shown(self) -> Watcher | None:
+        """The watcher that has the most to tell: of an alarm, a fault, or the most evidence."""
+
+        def urgency(each: Watcher) -> tuple[bool, bool, float]:
+            evidence = 0.0 if each.monitor is None else each.monitor.evidence
+            return each.fallback is not None, each.fault is not None, evidence
+
+        return max(self.watchers.values(), key=urgency, default=None)
+
+
 class Guard:
     """Keeps the policy in force, the watchers of its promise, and what is served after an alarm.
 
     Parameters
     ----------
-    policy : Policy
-        The model's own.
+    policy : Policy or SlicedPolicy, optional
+        The model's own; without one the full model answers all.
     watch : callable, optional
-        Returns the watcher of a policy; without it nothing is watched.
-    fallback : Policy, optional
+        Returns the watcher of a policy, given also the share of α that it has: each slice has an
+        equal share and a watcher of its own. Without it nothing is watched.
+    fallback : Policy or SlicedPolicy, optional
         A safer certified policy for the time after an alarm; the full model by default. It is
         watched with an α of its own.
     store : PolicyStore, optional
         Where installed policies are kept; by default only in memory.
     file : path, optional
         A policy file that is watched: if its content changes, it is installed.
+    on_alarm : callable, optional
+        Called, in another thread, with the reason of each alarm and the state that follows.
 
     Attributes
     ----------
@@ -112,15 +146,16 @@ class Guard:
 
     def __init__(
         self,
-        policy: AnyPolicy,
+        policy: AnyPolicy | None,
         *,
-        watch: Callable[[Any], Watcher | None] | None = None,
+        watch: Callable[[Any, float], Watcher | None] | None = None,
         fallback: AnyPolicy | None = None,
         store: PolicyStore | None = None,
         file: str | os.PathLike[str] | None = None,
+        on_alarm: Callable[[str, str], None] | None = None,
     ) -> None:
         self._watch, self._store = watch, store
-        self._fallback = fallback
+        self._fallback, self._on_alarm = fallback, on_alarm
         self._file = None if file is None else Path(file)
         self._seen: bytes | None = None  # what the file held
         self._refused = 0  # the newest policy of another server that cannot be used here
@@ -130,9 +165,11 @@ class Guard:
         self.pending = Pending()
         self._ticked_at = time.monotonic()
         self._due_at = 0.0
-        self._watchers: list[Watcher | None] = []  # one per policy of the ladder
-        self.number, self._mode = 0, Mode(policy)
-        stored = None if store is None else store.in_force(policy)
+        self._ladder: list[_Rung] = []
+        self._rung = _Rung(policy, {})  # the one that answers, or the last if the full model does
+        self._alarm: str | None = None  # the one that was last told
+        self.number, self._mode = 0, Mode(policy, full=policy is None)
+        stored = None if store is None or policy is None else store.in_force(policy)
         if stored is None:
             self._stand(policy)
         else:
@@ -141,13 +178,16 @@ class Guard:
     def check_with(self, engine: Engine) -> None:
         """Use an engine to check policies before they are installed; checks those of the start."""
         self._engine = engine
-        for policy, watcher in zip(self._ladder, self._watchers, strict=True):
-            self._check(policy, watcher)
+        for rung in self._ladder:
+            self._check(rung)
 
     @property
     def watcher(self) -> Watcher | None:
-        """The watcher of the policy that answers; of the last one if the full model does."""
-        return self._watchers[self._rung]
+        """The watcher of the policy that answers; of the last one if the full model does.
+
+        Of several slices, the one that has the most to tell.
+        """
+        return self._rung.shown
 
     @property
     def mode(self) -> Mode:
@@ -160,8 +200,7 @@ class Guard:
 
         It depends on the time, so that it is seen although all threads of the model hang.
         """
-        watcher = self.watcher
-        return self._fault or (None if watcher is None else watcher.fault) or self._stall
+        return self._fault or self._rung.fault or self._stall
 
     @property
     def _stall(self) -> str | None:
@@ -197,8 +236,7 @@ class Guard:
     @property
     def alarm(self) -> str | None:
         """Why the policy in force does not answer; None if it does."""
-        first = self._watchers[0]
-        return None if first is None or first.fallback is None else str(first.fallback["reason"])
+        return self._ladder[0].alarm
 
     @property
     def state(self) -> str:
@@ -211,9 +249,23 @@ class Guard:
 
     def audit(self, audited: Audited, engine: Engine) -> None:
         """Audit an answer; one that was given under another policy is left out."""
-        watcher = self.watcher
-        if watcher is not None and audited.mode.policy == watcher.policy:
+        rung = self._rung
+        sliced = isinstance(rung.policy, SlicedPolicy)
+        watcher = rung.watchers.get(audited.slice_name if sliced else None)
+        if watcher is not None and audited.mode.policy == rung.policy:
             watcher.audit(audited, engine)
+
+    def label(self, labels: Mapping[str, int]) -> dict[str, str]:
+        """Add labels of audited requests; see `Watcher.label`."""
+        found = dict.fromkeys(labels, "not audited")
+        for watcher in self._rung.watchers.values():
+            told = watcher.label(labels)
+            found |= {name: result for name, result in told.items() if result != "not audited"}
+        return found
+
+    def unlabelled(self) -> list[str]:
+        """Return the ids of requests whose label is needed, oldest first in each slice."""
+        return [each for watcher in self._rung.watchers.values() for each in watcher.unlabelled()]
 
     def tick(self) -> None:
         """Follow the alarms, the policies that others installed, and the watched file."""
@@ -269,86 +321,100 @@ class Guard:
             return bool(alarmed)
 
     def close(self) -> None:
-        """Fold what is in the logs, and let another process go on."""
+        """Process the remaining lines of the logs, and release their locks."""
         with self._lock:
             for watcher in self._present:
                 watcher.close()
 
     @property
     def _present(self) -> list[Watcher]:
-        return [each for each in self._watchers if each is not None]
+        return [each for rung in self._ladder for each in rung.watchers.values()]
 
     def _renew(self) -> None:
         """Watch the policy in force anew, since the folder before was put aside."""
-        before, self._watchers = self._watchers, [None] * len(self._watchers)
+        before, self._ladder = self._ladder, []
         try:
             self._stand(self.policy, self.number)
         except BaseException:
-            self._watchers = before
+            self._ladder = before
             raise
 
-    def _stand(self, policy: AnyPolicy, number: int | None = None) -> None:
+    def _stand(self, policy: AnyPolicy | None, number: int | None = None) -> None:
         """Serve a policy from now on, stored under a number, or under a new one.
 
         It is checked, its watchers are built and it is stored before anything changes. So if one of
         these fails, the policy before stays in force, also after a restart.
         """
-        ladder: list[AnyPolicy] = [policy]
+        wanted = [policy]
         if self._fallback is not None and self._fallback != policy:
-            ladder.append(self._fallback)
-        before = self._present
-        watchers: list[Watcher | None] = []
+            wanted.append(self._fallback)
+        before, ladder = self._present, list[_Rung]()
         try:
-            for each in ladder:
-                self._check(each, None)
-                watchers.append(self._watcher_of(each))
-                self._check(each, watchers[-1])
+            for each in wanted:
+                self._check(_Rung(each, {}))
+                made: dict[str | None, Watcher] = {}
+                ladder.append(_Rung(each, made))
+                self._watch_all(each, made)
+                self._check(ladder[-1])
             number = self._store_as(policy) if number is None else number
         except BaseException:
-            _close(each for each in watchers if each not in before)
+            _close(each for rung in ladder for each in rung.watchers.values() if each not in before)
             raise
-        _close(each for each in before if each not in watchers)
-        self._ladder, self._watchers = ladder, watchers
-        self.number, self.policy, self.version = number, policy, policy_version(policy)
-        log.info("policy %d (%s) is in force", number, self.version)
+        self._ladder = ladder
+        present = self._present
+        _close(each for each in before if each not in present)
+        self.number, self.policy = number, policy
+        self.version = None if policy is None else policy_version(policy)
+        if policy is not None:
+            log.info("policy %d (%s) is in force", number, self.version)
         self._choose()
 
-    def _check(self, policy: AnyPolicy, watcher: Watcher | None) -> None:
-        """Raise if the engine cannot use a policy, or cannot make the audits of its watcher."""
+    def _check(self, rung: _Rung) -> None:
+        """Raise if the engine cannot use a policy, or cannot make the audits of its watchers."""
         engine = self._engine
-        if engine is None:
+        if engine is None or rung.policy is None:
             return
-        if policy != engine.policy:
-            engine.check(policy)
-        loss = None if watcher is None or watcher.monitor is None else watcher.monitor.loss
-        if loss is not None:
-            engine.check_loss(loss)
+        if rung.policy != engine.policy:
+            engine.check(rung.policy)
+        for watcher in rung.watchers.values():
+            if watcher.monitor is not None and watcher.monitor.loss is not None:
+                engine.check_loss(watcher.monitor.loss)
 
-    def _watcher_of(self, policy: AnyPolicy) -> Watcher | None:
-        """Return the watcher that a policy has now, or a new one."""
-        for each in self._present:
-            if each.policy == policy:
-                return each
-        return None if self._watch is None else self._watch(policy)
+    def _watch_all(self, policy: AnyPolicy | None, made: dict[str | None, Watcher]) -> None:
+        """Make the watchers of a policy, or take those that it has now."""
+        if policy is None or self._watch is None:
+            return
+        parts: Mapping[str | None, Any] = {None: policy}
+        if isinstance(policy, SlicedPolicy):
+            parts = {name: policy[name] for name in policy}
+        for name, part in parts.items():
+            known = next((each for each in self._present if each.policy == part), None)
+            found = known or self._watch(part, 1 / len(parts))
+            if found is not None:
+                made[name] = found
 
-    def _store_as(self, policy: AnyPolicy) -> int:
-        """Store a policy, if there is a store, and return its number."""
+    def _store_as(self, policy: AnyPolicy | None) -> int:
+        """Store a policy, if there is a store, and return its number; 0 if there is none."""
+        if policy is None:
+            return 0
         if self._store is not None:
             return self._store.install(policy).number
         return self.number + (self.number == 0 or policy != self.policy)
 
     def _choose(self) -> None:
         """Find the first policy of the ladder without an alarm."""
-        alarms = [
-            None if each is None or each.fallback is None else str(each.fallback["reason"])
-            for each in self._watchers
-        ]
-        full = None not in alarms
-        rung = len(alarms) - 1 if full else alarms.index(None)
-        before, self._rung, self._mode = self._mode, rung, Mode(self._ladder[rung], full)
-        if self._mode != before and (full or rung):
-            reason = alarms[rung] or alarms[rung - 1]
+        alarms = [rung.alarm for rung in self._ladder]
+        rung = next((k for k, alarm in enumerate(alarms) if alarm is None), None)
+        full = rung is None or self._ladder[rung].policy is None
+        rung = len(alarms) - 1 if rung is None else rung
+        before, self._rung = self._mode, self._ladder[rung]
+        self._mode = Mode(self._rung.policy, full)
+        reason = alarms[rung] or (alarms[rung - 1] if rung else None)
+        if self._mode != before and reason is not None:
             log.error("%s The %s answers from now on.", reason, self.state)
+        if reason not in (None, self._alarm) and self._on_alarm is not None:
+            self._on_alarm(str(reason), self.state)
+        self._alarm = reason
 
     def _follow(self) -> None:
         """Install what another server or the watched file has."""
@@ -374,7 +440,6 @@ class Guard:
             self._fault = fault
 
 
-def _close(watchers: Iterable[Watcher | None]) -> None:
+def _close(watchers: Iterable[Watcher]) -> None:
     for each in watchers:
-        if each is not None:
-            each.close()
+        each.close()

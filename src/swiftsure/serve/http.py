@@ -14,6 +14,7 @@ from starlette.types import Receive
 
 __all__ = [
     "JSON",
+    "SLICE",
     "Access",
     "RefusedError",
     "check_json",
@@ -24,6 +25,8 @@ __all__ = [
 ]
 
 JSON = "application/json"
+SLICE = b"x-swiftsure-slice"
+"""The header that names the slice of all samples of a request."""
 MOST_VALUES = 500_000
 """Commas and colons in JSON: each stands before a value, which takes 30 bytes and more."""
 MOST_LISTS = 100_000

@@ -4,19 +4,18 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jinja2
 
-from swiftsure.serve.batching import Batcher
-from swiftsure.serve.costs import CostCount, Costs
-from swiftsure.serve.engine import Engine
+from swiftsure.serve.bill import Bill
 from swiftsure.serve.guarding import Guard
 from swiftsure.serve.history import History
 
-__all__ = ["LiveStatus"]
+__all__ = ["LiveStatus", "Load"]
 
 EVERY = 1.0
 """Seconds between events."""
@@ -26,7 +25,24 @@ FOLDERS = re.compile(r"""[^\s'"\\/]*(?:[\\/][^\\/'"\n]*)*[\\/]""")
 """All of a path but the file's name; where a name holds spaces, also words between two paths."""
 REASONS = 12
 """How many reasons the page shows."""
+NO_POLICY = "There is no policy, so the full model answers all requests."
 UNITS = {"flops": "of FLOPs saved", "seconds": "of time saved", "usd": "of the bill saved"}
+
+
+class Load(Protocol):
+    """The requests under way: of a batcher, or of a proxy."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests are answered."""
+
+    @property
+    def depth(self) -> int:
+        """How many requests wait, or are under way."""
+
+    @property
+    def dropped(self) -> int:
+        """How many audits were dropped."""
 
 
 class LiveStatus:
@@ -34,31 +50,28 @@ class LiveStatus:
 
     Attributes
     ----------
+    load : Load, optional
+        Set when the application starts.
     exits : list of int
         Answers of each exit so far.
-    costs : Costs
-    reasons : mapping
+    bill : Bill
+        What answers and audits cost.
+    reasons : Counter
         How many requests a proxy's models answered for each reason.
-    trouble : callable
-        Returns what is wrong besides the monitor, or None.
     """
 
-    def __init__(self, engine: Engine, guard: Guard) -> None:
-        self._engine, self._guard = engine, guard
-        self.batcher: Batcher | None = None  # set when the application starts
-        self.exits = [0] * engine.n_exits
-        self._counted = CostCount(engine)
-        self.costs: Costs = self._counted
-        self.reasons: Mapping[str, int] = {}
-        self.trouble: Callable[[], str | None] = lambda: None
+    def __init__(
+        self, n_exits: int, guard: Guard, trouble: Callable[[], str | None] = lambda: None
+    ) -> None:
+        """Take a function that returns what is wrong besides the monitor."""
+        self._guard, self._trouble = guard, trouble
+        self.load: Load | None = None
+        self.exits = [0] * n_exits
+        self.bill = Bill()
+        self.reasons: Counter[str] = Counter()
         self._history = History()
         text = (Path(__file__).parent / "page.html").read_text("utf-8")
         self._page = jinja2.Environment(autoescape=True).from_string(text)
-
-    def answered(self, exit_: int, *, full: bool) -> None:
-        """Count an answer."""
-        self.exits[exit_] += 1
-        self._counted.add(exit_, full=full)
 
     def tick(self) -> None:
         """Add to the history, at most once per second or so."""
@@ -66,49 +79,49 @@ class LiveStatus:
 
     def health(self) -> dict[str, Any]:
         """Return whether the server answers, and how, for anybody: without names of folders."""
-        guard, batcher = self._guard, self.batcher
-        alive = batcher is not None and batcher.alive
-        trouble = self.trouble()
+        guard, load = self._guard, self.load
+        alive = load is not None and load.alive
+        trouble = self._trouble()
         state = "degraded" if guard.state == "ok" and trouble else guard.state
         return {
             "status": state if alive else "dead",
             "policy": guard.version,
             "policy_number": guard.number,
-            "queue": 0 if batcher is None else batcher.depth,
+            "queue": 0 if load is None else load.depth,
             "alarm": _without_folders(guard.alarm),
             "fault": _without_folders(guard.fault) or trouble,
         }
 
     def status(self) -> dict[str, Any]:
         """Return what the page shows."""
-        total, n_exits = sum(self.exits), self._engine.n_exits
+        total, n_exits = sum(self.exits), len(self.exits)
         run = sum((k + 1) * n for k, n in enumerate(self.exits))
         saved = 1 - run / (total * n_exits) if total else None
-        shares = self.costs.shares
+        shares = self.bill.shares
         unit = next(iter(shares), None)
         health = self.health()
         found: dict[str, Any] = {
             **health,
             "alarm": self._guard.alarm,
             "fault": self._guard.fault or health["fault"],
-            "sentence": str(self._guard.mode.policy),
+            "sentence": str(self._guard.mode.policy or NO_POLICY),
             "exits": list(self.exits),
             "saved": saved,
             "costs": shares,
             "bill": {
                 unit: {
-                    "answers": self.costs.spent.get(unit, 0.0),
-                    "audits": self.costs.audits.get(unit, 0.0),
+                    "answers": self.bill.spent[unit],
+                    "audits": self.bill.audits[unit],
                     "saved": saved_cost,
                 }
-                for unit, saved_cost in self.costs.saved.items()
+                for unit, saved_cost in self.bill.saved.items()
             },
             "reasons": sorted(self.reasons.items(), key=lambda each: -each[1])[:REASONS],
             "saved_share": saved if unit is None else shares[unit],
             "saved_what": "of exits skipped"
             if unit is None
             else UNITS.get(unit, f"of {unit} saved"),
-            "dropped": 0 if self.batcher is None else self.batcher.dropped,
+            "dropped": 0 if self.load is None else self.load.dropped,
             "history": self._history.shown(),
             "monitor": None,
         }
@@ -131,7 +144,7 @@ class LiveStatus:
 
     def page(self, *, empty: bool) -> str:
         """Return the page as it is now; an empty one shows nothing before it has a token."""
-        colours = _colours(self._engine.n_exits)
+        colours = _colours(len(self.exits))
         if empty:
             words = {"state": "unreachable", "headline": "Waiting for the server."}
             return self._page.render(**words, colours=colours, requests="–", saved="–")

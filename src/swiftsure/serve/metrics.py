@@ -1,15 +1,15 @@
 """Metrics in Prometheus' format."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from swiftsure.monitor import Monitor
-from swiftsure.serve.batching import Batcher
-from swiftsure.serve.costs import Costs
+from swiftsure.serve.bill import Bill
 from swiftsure.serve.guarding import Guard
+from swiftsure.serve.live import LiveStatus, Load
 
 __all__ = ["Metrics"]
 
@@ -18,9 +18,9 @@ Family = GaugeMetricFamily | CounterMetricFamily
 
 
 class Metrics:
-    """Counts requests, and reads the state of a batcher and a watcher when asked."""
+    """Counts requests, and reads the state of all else when asked."""
 
-    def __init__(self, batcher: Batcher, guard: Guard, costs: Costs) -> None:
+    def __init__(self, load: Load, guard: Guard, live: LiveStatus) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "swiftsure_requests", "Requests by HTTP status.", ["status"], registry=self.registry
@@ -40,7 +40,7 @@ class Metrics:
         )
         self._by_status: dict[int, Counter] = {}
         self._children: dict[tuple[int, bool], tuple[Counter, Histogram]] = {}
-        self.registry.register(_State(batcher, guard, costs))
+        self.registry.register(_State(load, guard, live))
 
     def answered(self, exit_: int, *, full: bool, seconds: float) -> None:
         """Count an answer."""
@@ -65,26 +65,28 @@ class Metrics:
 
 
 class _State(Collector):
-    def __init__(self, batcher: Batcher, guard: Guard, costs: Costs) -> None:
-        self._batcher, self._guard, self._costs = batcher, guard, costs
+    def __init__(self, load: Load, guard: Guard, live: LiveStatus) -> None:
+        self._load, self._guard, self._live = load, guard, live
 
     def collect(self) -> Iterator[Family]:
-        batcher, guard = self._batcher, self._guard
+        load, guard = self._load, self._guard
         watcher = guard.watcher
         info = GaugeMetricFamily("swiftsure_policy_info", "The policy.", labels=["version"])
-        info.add_metric([guard.version], 1)
+        info.add_metric([guard.version or ""], 1)
         yield info
         yield GaugeMetricFamily(
             "swiftsure_policy_number", "Number of the installed policy.", guard.number
         )
-        yield GaugeMetricFamily("swiftsure_queue_depth", "Requests that wait.", batcher.depth)
+        yield GaugeMetricFamily("swiftsure_queue_depth", "Requests that wait.", load.depth)
         yield GaugeMetricFamily(
-            "swiftsure_full_model", "Whether the full model answers all.", int(batcher.mode.full)
+            "swiftsure_full_model", "Whether the full model answers all.", int(guard.mode.full)
         )
-        yield from _cost_families(self._costs)
+        yield from _cost_families(self._live.bill)
+        if self._live.reasons:
+            yield _reasons(dict(self._live.reasons))
         if watcher is None:
             return
-        counts = {"made": watcher.made, "failed": watcher.failed, "dropped": batcher.dropped}
+        counts = {"made": watcher.made, "failed": watcher.failed, "dropped": load.dropped}
         audits = CounterMetricFamily("swiftsure_audits", "Audits by result.", labels=["result"])
         for result, count in counts.items():
             audits.add_metric([result], count)
@@ -98,7 +100,7 @@ class _State(Collector):
             yield from _risk_families(watcher.monitor)
 
 
-def _cost_families(costs: Costs) -> Iterator[Family]:
+def _cost_families(bill: Bill) -> Iterator[Family]:
     # Gauges: a saving may also fall, where an answer cost more than the full model's.
     spent = GaugeMetricFamily("swiftsure_cost", "Cost of all answers.", labels=["unit"])
     saved = GaugeMetricFamily(
@@ -111,10 +113,21 @@ def _cost_families(costs: Costs) -> Iterator[Family]:
     audits = GaugeMetricFamily(
         "swiftsure_cost_audits", "Cost of audits; 0 where it is not counted.", labels=["unit"]
     )
-    for family, by_unit in ((spent, costs.spent), (saved, costs.saved), (audits, costs.audits)):
-        for unit, value in by_unit.items():
-            family.add_metric([unit], value)
+    for family, by_unit in ((spent, bill.spent), (saved, bill.saved), (audits, bill.audits)):
+        for unit in bill.saved:  # of all units, also those of which one is 0
+            family.add_metric([unit], by_unit[unit])
     yield from (spent, saved, audits)
+
+
+def _reasons(counts: Mapping[str, int]) -> CounterMetricFamily:
+    reasons = CounterMetricFamily(
+        "swiftsure_reasons",
+        "Requests by why the small or the large model had to answer.",
+        labels=["reason"],
+    )
+    for reason, count in counts.items():
+        reasons.add_metric([reason], count)
+    return reasons
 
 
 def _risk_families(monitor: Monitor) -> Iterator[Family]:

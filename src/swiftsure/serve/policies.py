@@ -8,7 +8,7 @@ from swiftsure.certify.policy import Policy
 from swiftsure.certify.slices import SlicedPolicy
 from swiftsure.serve.engine import AnyPolicy
 
-__all__ = ["load_policy"]
+__all__ = ["any_part", "load_policy"]
 
 
 def load_policy(path: str | os.PathLike[str]) -> AnyPolicy:
@@ -19,3 +19,8 @@ def load_policy(path: str | os.PathLike[str]) -> AnyPolicy:
     except (ValueError, KeyError, TypeError, RecursionError):
         sliced = False  # `Policy.load` says what is wrong
     return SlicedPolicy.load(place) if sliced else Policy.load(place)
+
+
+def any_part(policy: AnyPolicy) -> Policy:
+    """Return the policy, or that of one slice, for what all slices have in common."""
+    return next(iter(policy.policies.values())) if isinstance(policy, SlicedPolicy) else policy

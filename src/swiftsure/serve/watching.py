@@ -17,7 +17,8 @@ from swiftsure.certify.certificate import PromiseResult
 from swiftsure.certify.policy import Policy
 from swiftsure.losses import LOSSES
 from swiftsure.monitor import Monitor, Watch, request_ids
-from swiftsure.serve.batching import Audited, WorkerDiedError
+from swiftsure.serve.audits import Audited
+from swiftsure.serve.batching import WorkerDiedError
 from swiftsure.serve.engine import Answer, AnyPolicy, Comparison, Engine, UnansweredError
 from swiftsure.serve.labels import LabelIndex, gap, needs_label
 

@@ -4,35 +4,39 @@ import asyncio
 import json
 import logging
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from swiftsure.cascade import UpstreamError, usage_cost
 from swiftsure.cascade.request_kinds import REQUESTS
 from swiftsure.certify.policy import Policy
-from swiftsure.losses import LOSSES
+from swiftsure.certify.slices import SlicedPolicy
 from swiftsure.monitor import request_ids
-from swiftsure.serve.batching import Mode
-from swiftsure.serve.guarding import Guard
-from swiftsure.serve.http import Access, RefusedError, check_json, off_loop, read_body
+from swiftsure.serve.alarms import alarm_hook
+from swiftsure.serve.audits import AuditQueue
+from swiftsure.serve.engine import AnyPolicy
+from swiftsure.serve.guarding import Guard, PolicyStore
+from swiftsure.serve.http import RefusedError, check_json, off_loop, read_body
 from swiftsure.serve.live import LiveStatus
 from swiftsure.serve.metrics import Metrics
-from swiftsure.serve.proxy.asking import Found, Upstreams, added, client_error
-from swiftsure.serve.proxy.audits import Audits, CascadeEngine
-from swiftsure.serve.proxy.bill import Bill
+from swiftsure.serve.openapi import openapi
+from swiftsure.serve.policies import any_part
+from swiftsure.serve.proxy.audits import Audits
 from swiftsure.serve.proxy.config import ProxyConfig, parameters_in_common
 from swiftsure.serve.proxy.connections import GoneError, while_connected
-from swiftsure.serve.proxy.requests import Asked, Kind, ProxyError, asked_of, uncovered
-from swiftsure.serve.proxy.routing_metrics import RoutingMetrics
+from swiftsure.serve.proxy.health import ModelHealth
+from swiftsure.serve.proxy.requests import Asked, Kind, ProxyError, asked_of, slice_of, uncovered
 from swiftsure.serve.proxy.streams import (
     DONE,
     PassedOn,
@@ -43,6 +47,8 @@ from swiftsure.serve.proxy.streams import (
     events_of,
     without_logprobs,
 )
+from swiftsure.serve.proxy.upstreams import Found, Upstreams, added, client_error
+from swiftsure.serve.service import Answering, Service
 from swiftsure.serve.watching import Watcher, policy_version, watched_monitor
 
 __all__ = ["create_proxy"]
@@ -73,154 +79,113 @@ def create_proxy(config: ProxyConfig, *, token: str | None = None) -> Starlette:
     --------
     >>> app = create_proxy(ProxyConfig.load("cascade.toml"))  # doctest: +SKIP
     """
-    proxy = _Proxy(config, token)
-    answers = {
-        "/v1/chat/completions": _Answers(proxy, "chat"),
-        "/v1/completions": _Answers(proxy, "completions"),
-    }
-    routes = [
-        *(Route(path, each, methods=["POST"]) for path, each in answers.items()),
-        Route("/v1/models", proxy.models),
-        Route("/v1/models/{name:path}", proxy.model),
-        Route("/health", proxy.health),
-        Route("/policy", proxy.policy),
-        Route("/metrics", proxy.metrics_text),
-        Route("/status", proxy.status),
-        Route("/events", proxy.events),
-        Route("/", proxy.page),
-    ]
-    handlers: Any = {HTTPException: _not_here}
-    app = _App(routes=routes, lifespan=proxy.lifespan, exception_handlers=handlers)
-    app.state.proxy, app.state.answers = proxy, answers
-    return app
+    return ProxyService(config, token).application(exception_handlers={HTTPException: _not_here})
 
 
-class _App(Starlette):
-    """Sends requests for answers straight to the proxy: routing would take as long as they do.
+class ProxyService(Service):
+    """Answers from the models of a cascade, behind OpenAI-compatible APIs.
 
-    Not with middleware, which may be what guards the proxy.
+    Attributes
+    ----------
+    under_way : int
+        Requests that have a place now.
     """
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "POST" and not self.user_middleware:
-            answers = self.state.answers.get(scope["path"])
-            if answers is not None:
-                await answers(scope, receive, send)
-                return
-        await super().__call__(scope, receive, send)
-
-
-class _Answers:
-    """An ASGI application that answers the requests of one kind."""
-
-    def __init__(self, proxy: "_Proxy", kind: Kind) -> None:
-        self._proxy, self._kind = proxy, kind
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._proxy.serve(scope, receive, send, self._kind)
-
-
-class _Load:
-    """What the live page and the metrics ask about the requests under way."""
 
     alive = True
 
-    def __init__(self, proxy: "_Proxy", guard: Guard) -> None:
-        self._proxy, self._guard = proxy, guard
-
-    @property
-    def depth(self) -> int:
-        return self._proxy.under_way
-
-    @property
-    def mode(self) -> Mode:
-        return self._guard.mode
-
-    @property
-    def dropped(self) -> int:
-        return 0 if self._proxy.audits is None else self._proxy.audits.dropped
-
-
-class _Proxy:
-    live: LiveStatus | None = None
-    metrics: Metrics | None = None
-    audits: Audits | None = None
-
     def __init__(self, config: ProxyConfig, token: str | None) -> None:
-        self.config, self.token = config, token
-        self._access = Access(token)
-        policy = config.load_policy()
-        cascade = config.cascade()
-        self.upstreams = Upstreams(cascade.run(policy), config.timeouts(policy))
+        policy, audit = config.load_policy(), config.audit
+        self.config = config
+        self.upstreams = Upstreams(config.cascade(), policy, config.timeouts(policy))
         for model in self.upstreams.models:
             model.headers()  # a key that is missing must not wait for the first request
-        self.names = cascade.names
-        self.parameters = parameters_in_common(self.upstreams.models)
-        self.certified = policy
-        self.features = None if policy is None else _calibrated_features(policy)
-        if policy is None and config.audit.rate:
+        if policy is None and audit.rate:
             raise ValueError("`audit.rate` needs a policy to watch.")
-        self.guard = None if policy is None else Guard(policy, watch=self._watcher)
+        guard = Guard(
+            policy,
+            watch=self._watch,
+            fallback=config.load_fallback(),
+            store=PolicyStore(audit.state) if policy is not None and token is not None else None,
+            on_alarm=alarm_hook(config.on_alarm),
+        )
+        checks: Any = self.upstreams  # which has all that checking policies needs
+        guard.check_with(checks)
+        live = LiveStatus(self.upstreams.n_exits, guard, lambda: self.upstreams.trouble)
+        limits = config.limits
+        super().__init__(guard, live, token, max_body=limits.max_body, timeout=limits.timeout)
+        self.queue = AuditQueue(audit.rate, audit.most)
+        guard.pending = self.queue.pending
+        self.bill = live.bill
+        self.names = self.upstreams.cascade.names
+        self.parameters = parameters_in_common(self.upstreams.models)
+        known = None if guard.policy is None else _calibrated_features(guard.policy)
+        self._features: tuple[AnyPolicy | None, frozenset[str] | None] = (guard.policy, known)
         self.under_way = 0
-        self.bill = Bill()
-        self.reasons: Counter[str] = Counter()
         self.created = int(time.time())
 
-    def _watcher(self, policy: Policy) -> Watcher | None:
+    def _watch(self, policy: Policy, share: float) -> Watcher | None:
         audit = self.config.audit
         before = (audit.state / policy_version(policy) / "monitor.json").exists()
         if not audit.rate and not before:  # an alarm of before holds even if nothing is audited
             return None
-        monitor = watched_monitor(policy, audit.alpha, audit.epsilon)
-        # Each audit with a loss that is not known here would fail.
-        LOSSES.choose(str(monitor.loss))
+        monitor = watched_monitor(policy, audit.alpha * share, audit.epsilon)
         return Watcher(policy, monitor, audit.state)
 
     @property
-    def full(self) -> bool:
-        """Whether the last model answers all."""
-        return self.guard is None or self.guard.mode.full
+    def depth(self) -> int:
+        """How many requests are under way."""
+        return self.under_way
+
+    @property
+    def dropped(self) -> int:
+        """How many audits were dropped."""
+        return self.queue.dropped
+
+    def answering(self) -> Mapping[str, Answering]:
+        """Answer chats and completions."""
+        return {
+            "/v1/chat/completions": Answering(partial(self.answer, kind="chat")),
+            "/v1/completions": Answering(partial(self.answer, kind="completions")),
+        }
+
+    def more_routes(self) -> list[Route]:
+        """Return the routes of the names that clients may ask for."""
+        return [
+            Route("/v1/models", self.protected({"GET": self._list_models})),
+            Route("/v1/models/{name:path}", self.protected({"GET": self._model})),
+        ]
+
+    def describe(self) -> dict[str, Any]:
+        """Return the OpenAPI document."""
+        return openapi(self.config.name, completions=True)
 
     @asynccontextmanager
-    async def lifespan(self, _app: Any) -> AsyncIterator[None]:
-        if self.guard is not None:
-            engine: Any = CascadeEngine(len(self.names))
-            load: Any = _Load(self, self.guard)
-            self.live = LiveStatus(engine, self.guard)
-            self.live.costs = self.bill
-            self.live.reasons = self.reasons
-            self.live.trouble = lambda: self.upstreams.trouble
-            self.live.batcher = load
-            self.metrics = Metrics(load, self.guard, self.bill)
-            self.metrics.registry.register(RoutingMetrics(self.reasons, self.upstreams.health))
-            audit = self.config.audit
-            self.audits = Audits(
-                self.upstreams, self.guard, engine, audit.rate, audit.most, self.bill
-            )
-            self.guard.pending = self.audits.pending
+    async def running(self) -> AsyncIterator[None]:
+        """Answer requests and follow the monitor while the block runs."""
+        self.live.load = self
+        self.metrics = Metrics(self, self.guard, self.live)
+        self.metrics.registry.register(UpstreamMetrics(self.upstreams.health))
+        self.audits = Audits(self.upstreams, self.guard, self.queue, self.bill)
         following = asyncio.get_running_loop().create_task(self._follow())
         try:
-            async with nullcontext() if self.guard is None else self.guard.logging_stalls():
-                yield
+            yield
         finally:
             following.cancel()
             with suppress(asyncio.CancelledError):
                 await following
-            if self.audits is not None:
-                await self.audits.close()
+            await self.audits.close()
             await self.upstreams.close()
 
     async def _follow(self) -> None:
         while True:
             await asyncio.sleep(0.2)
             try:
-                if self.audits is not None and self.live is not None:
-                    await self.audits.look()
-                    self.live.tick()
+                await self.audits.look()
+                self.live.tick()
             except Exception:
                 log.exception("the monitor failed")
 
-    async def serve(self, scope: Scope, receive: Receive, send: Send, kind: Kind) -> None:
+    async def answer(self, scope: Scope, receive: Receive, send: Send, *, kind: Kind) -> None:
         """Answer a request, from the models or with an error.
 
         A request holds its place until its answer is sent, streams included. If the client goes
@@ -232,12 +197,12 @@ class _Proxy:
         response: Response | None = None
         try:
             try:
-                self._check(scope)
+                self.access.check(dict(scope["headers"]))
                 if self.under_way >= limits.max_requests:
                     text = "The proxy is busy. Try again later."
                     raise ProxyError(429, text, "rate_limit_error", code="busy", retry_after=1.0)
-            except ProxyError as error:
-                await self._counted(_refusal(error, name))(scope, receive, send)
+            except (ProxyError, RefusedError) as error:
+                await self._counted(self._failure(error, name))(scope, receive, send)
                 return
             self.under_way += 1
             try:
@@ -246,7 +211,7 @@ class _Proxy:
             finally:
                 self.under_way -= 1
         except GoneError:
-            if self.metrics is not None and response is None:
+            if response is None:
                 self.metrics.count(CLIENT_GONE)
 
     @asynccontextmanager
@@ -255,25 +220,28 @@ class _Proxy:
     ) -> AsyncIterator[Response]:
         """Yield the response to a request; raise GoneError as soon as the client goes away."""
         until = asyncio.get_running_loop().time() + self.config.limits.timeout
+        headers, limits = dict(scope["headers"]), self.config.limits
         try:
-            body = await self._body(scope, receive)
-        except ProxyError as error:
+            check_json(headers)
+            body = await read_body(headers, receive, limits.max_body, limits.timeout)
+        except RefusedError as error:
             yield self._failure(error, name)
             return
         async with while_connected(receive):
-            yield await self._response(name, body, kind, until)
+            yield await self._response(name, body, kind, until, headers)
 
-    async def _response(self, name: str, body: bytes, kind: Kind, until: float) -> Response:
+    async def _response(
+        self, name: str, body: bytes, kind: Kind, until: float, headers: Mapping[bytes, bytes]
+    ) -> Response:
         try:
             async with asyncio.timeout_at(until):
                 asked = await off_loop(body, lambda: asked_of(body, kind))
-                response, exit_, full = await self._answer(name, asked)
+                response, exit_, full = await self._answer(name, asked, slice_of(asked, headers))
         except Exception as error:
             return self._failure(error, name)
-        if self.metrics is not None and self.live is not None:
-            left = until - asyncio.get_running_loop().time()
-            self.metrics.answered(exit_, full=full, seconds=self.config.limits.timeout - left)
-            self.live.exits[exit_] += 1
+        left = until - asyncio.get_running_loop().time()
+        self.metrics.answered(exit_, full=full, seconds=self.config.limits.timeout - left)
+        self.live.exits[exit_] += 1
         return response
 
     def _failure(self, error: Exception, name: str) -> Response:
@@ -281,6 +249,8 @@ class _Proxy:
         if isinstance(error, TimeoutError):
             text = f"There was no answer within {self.config.limits.timeout:g} s."
             error = ProxyError(504, text, "api_error", code="timeout")
+        if isinstance(error, RefusedError):
+            return self.refusal(error, name)
         if not isinstance(error, ProxyError):
             # The type alone: a message may hold a part of the prompt.
             log.error("request %s failed: %s", name, type(error).__name__)
@@ -288,47 +258,62 @@ class _Proxy:
         return _refusal(error, name)
 
     def _counted(self, response: Response) -> Response:
-        if self.metrics is not None:
-            self.metrics.count(response.status_code)
+        self.metrics.count(response.status_code)
         return response
 
-    async def _answer(self, name: str, asked: Asked) -> tuple[Response, int, bool]:
+    def refusal(self, error: RefusedError, name: str | None = None) -> Response:
+        """Return what a client is told whose request is refused, in OpenAI's form."""
+        code = {401: "invalid_api_key", 403: "foreign_origin"}.get(error.status)
+        return _refusal(ProxyError(error.status, str(error), code=code), name)
+
+    async def _answer(
+        self, name: str, asked: Asked, slice_name: str | None
+    ) -> tuple[Response, int, bool]:
         """Return the response, the number of the model that answered, and whether it had to."""
-        found, covered = await self._found(asked)
-        turn = self.audits.choose() if covered and self.audits is not None else None
+        if self.guard.mode.policy is not self.upstreams.policy:
+            self.upstreams.install(self.guard.mode.policy)
+        found = self._forced(asked, slice_name)
+        covered = found is None
+        ticket = self.queue.choose() if covered else None
         try:
             if found is None:
-                found = await self.upstreams.ask_small(asked, self.config.limits.timeout)
+                found = await self.upstreams.ask_small(
+                    asked, self.config.limits.timeout, slice_name
+                )
             self._note(found.reason)
             response = await self._delivered(name, asked, found)
         except BaseException:
-            if turn is not None and self.audits is not None:
-                self.audits.begin(turn, name, asked, None)
+            if ticket is not None:
+                self.audits.begin(ticket, name, asked, None, slice_name)
             raise
-        if turn is not None and self.audits is not None:
-            self.audits.begin(turn, name, asked, found)
+        if ticket is not None:
+            self.audits.begin(ticket, name, asked, found, slice_name)
         return response, found.exit, not covered
 
     def _note(self, reason: str) -> None:
         """Count why a model answers."""
-        reason = _ascii(reason)
-        known = reason in self.reasons or len(self.reasons) < MOST_REASONS
-        self.reasons[reason if known else "another reason"] += 1
+        reason, reasons = _ascii(reason), self.live.reasons
+        known = reason in reasons or len(reasons) < MOST_REASONS
+        reasons[reason if known else "another reason"] += 1
 
-    async def _found(self, asked: Asked) -> tuple[Found | None, bool]:
-        """Return who must answer if that is settled already, and whether the policy decides."""
-        last = self.upstreams.last
+    def _forced(self, asked: Asked, slice_name: str | None) -> Found | None:
+        """Return the forced route, if any; None if the policy covers the request."""
+        last, policy = self.upstreams.last, self.guard.mode.policy
         if asked.model != self.config.name:
             if asked.model not in (self.names[last], self.upstreams.large.model):
                 raise _no_such_model(asked.model, self.config.name)
-            return Found(last, "asked for by name"), False
-        if self.certified is None:
-            return Found(last, "there is no policy"), False
-        if self.full:
-            return Found(last, "there was an alarm"), False
+            return Found(last, "asked for by name")
+        if policy is None:
+            return Found(last, "there is no policy")
+        if self.guard.mode.full:
+            return Found(last, "there was an alarm")
+        if isinstance(policy, SlicedPolicy) and slice_name not in policy.policies:
+            return Found(last, "the policy has no such slice")
         kinds = {each.kind for each in self.upstreams.models}
-        why = uncovered(asked, kinds, self.parameters, self.features)
-        return (None, True) if why is None else (Found(last, why), False)
+        if self._features[0] is not policy:
+            self._features = policy, _calibrated_features(policy)
+        why = uncovered(asked, kinds, self.parameters, self._features[1])
+        return None if why is None else Found(last, why)
 
     async def _delivered(self, name: str, asked: Asked, found: Found) -> Response:
         """Return the response of a small model, or ask the last one."""
@@ -442,104 +427,41 @@ class _Proxy:
             headers["x-swiftsure-cost"] = ", ".join(bill)
         return headers
 
-    async def _body(self, scope: Scope, receive: Receive) -> bytes:
-        headers, limits = dict(scope["headers"]), self.config.limits
-        try:
-            check_json(headers)
-            return await read_body(headers, receive, limits.max_body, limits.timeout)
-        except RefusedError as error:
-            raise ProxyError(error.status, str(error)) from None
+    async def _list_models(self, _request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": list(self._models().values())})
 
-    def _check(self, scope: Scope) -> None:
-        try:
-            self._access.check(dict(scope["headers"]), changes=scope["method"] == "POST")
-        except RefusedError as error:
-            code = "invalid_api_key" if error.status == 401 else "foreign_origin"
-            raise ProxyError(error.status, str(error), code=code) from None
-
-    async def models(self, request: Request) -> Response:
-        """Return the names that clients may ask for."""
-        data = list(self._models().values())
-        return self._protected(request, {"object": "list", "data": data})
-
-    async def model(self, request: Request) -> Response:
-        """Return one model."""
+    async def _model(self, request: Request) -> Response:
         name = request.path_params["name"]
         found = self._models().get(name)
         if found is None:
-            return self._refused(request) or _refusal(_no_such_model(name, self.config.name))
-        return self._protected(request, found)
+            return _refusal(_no_such_model(name, self.config.name))
+        return JSONResponse(found)
 
     def _models(self) -> dict[str, Any]:
+        """Return the names that clients may ask for."""
         more = {"object": "model", "created": self.created, "owned_by": "swiftsure"}
         return {each: {"id": each, **more} for each in (self.config.name, self.names[-1])}
 
-    async def health(self, _request: Request) -> Response:
-        """Say whether the proxy answers, and how."""
-        return JSONResponse(self._health())
 
-    def _health(self) -> dict[str, Any]:
-        if self.live is None:
-            fault = self.upstreams.trouble
-            return {"status": "full model", "policy": None, "alarm": None, "fault": fault}
-        return self.live.health()
+class UpstreamMetrics(Collector):
+    """Reads the failures of the models when asked."""
 
-    async def policy(self, request: Request) -> Response:
-        """Return the policy with its certificate, and what it promises in words."""
-        policy = self.certified
-        if policy is None:
-            return self._protected(request, {"version": None, "sentence": None, "policy": None})
-        content = policy.model_dump(mode="json")
-        found = {"version": policy_version(policy), "sentence": str(policy), "policy": content}
-        return self._protected(request, found)
+    def __init__(self, health: Sequence[ModelHealth]) -> None:
+        self._health = health
 
-    async def metrics_text(self, request: Request) -> Response:
-        """Return the metrics in Prometheus' format."""
-        if (refused := self._refused(request)) is not None:
-            return refused
-        text = b"" if self.metrics is None else self.metrics.text()
-        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    async def status(self, request: Request) -> Response:
-        """Return what the live page shows."""
-        found = self._health() if self.live is None else self.live.status()
-        return self._protected(request, found)
-
-    async def events(self, request: Request) -> Response:
-        """Return what the live page shows, again and again."""
-        if (refused := self._refused(request)) is not None:
-            return refused
-        if self.live is None:
-            return Response(status_code=204)
-        stopping = getattr(request.app.state, "stopping", lambda: False)
-        headers = {"Cache-Control": "no-store"}
-        return StreamingResponse(
-            self.live.events(stopping), media_type="text/event-stream", headers=headers
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """Yield the family."""
+        failures = CounterMetricFamily(
+            "swiftsure_upstream_failures", "Failed requests to a model.", labels=["model"]
         )
-
-    async def page(self, _request: Request) -> Response:
-        """Return the live page."""
-        if self.live is None:
-            return HTMLResponse("<!doctype html><title>Swiftsure</title><p>There is no policy.")
-        security = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline';"
-        headers = {"Content-Security-Policy": f"{security} connect-src 'self'"}
-        return HTMLResponse(self.live.page(empty=self.token is not None), headers=headers)
-
-    def _refused(self, request: Request) -> Response | None:
-        try:
-            self._check(request.scope)
-        except ProxyError as error:
-            return JSONResponse(error.content(), error.status)
-        return None
-
-    def _protected(self, request: Request, content: Any) -> Response:
-        refused = self._refused(request)
-        return JSONResponse(content) if refused is None else refused
+        for each in self._health:
+            failures.add_metric([each.name], each.failures)
+        yield failures
 
 
-def _calibrated_features(policy: Policy) -> frozenset[str] | None:
+def _calibrated_features(policy: AnyPolicy) -> frozenset[str] | None:
     """Return what the messages of the calibration were like; None if the policy does not say."""
-    found = policy.settings.get(REQUESTS)
+    found = any_part(policy).settings.get(REQUESTS)
     if isinstance(found, list | tuple) and all(isinstance(each, str) for each in found):
         return frozenset(found)
     log.warning(

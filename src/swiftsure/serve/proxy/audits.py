@@ -2,26 +2,21 @@
 
 import asyncio
 import logging
-import random
-from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from swiftsure.cascade import Answer, UpstreamError
-from swiftsure.cascade.answer_losses import AnswerLoss, answer_tables
-from swiftsure.losses import LOSSES, Loss
-from swiftsure.serve.batching import Audited, Mode, Pending
+from swiftsure.cascade import UpstreamError
+from swiftsure.serve.audits import Audited, AuditQueue
+from swiftsure.serve.bill import Bill
 from swiftsure.serve.engine import Answer as ServedAnswer
-from swiftsure.serve.engine import Comparison, UnansweredError
+from swiftsure.serve.engine import UnansweredError
 from swiftsure.serve.guarding import Guard
-from swiftsure.serve.proxy.asking import Found, Upstreams
-from swiftsure.serve.proxy.bill import Bill
 from swiftsure.serve.proxy.requests import Asked
+from swiftsure.serve.proxy.upstreams import Found, Upstreams
 
-__all__ = ["Audits", "CascadeEngine"]
+__all__ = ["Audits"]
 
 log = logging.getLogger("swiftsure.serve")
 
@@ -29,131 +24,62 @@ TRIES = 5
 """How often an audit asks a last model that is at its rate limit."""
 
 
-class CascadeEngine:
-    """What the server's parts need to know of a cascade: how answers are compared.
-
-    The sample of an audit is the last model's answer, or the error that came instead of it.
-    """
-
-    def __init__(self, n_exits: int) -> None:
-        self.n_exits = n_exits
-
-    def compare(self, sample: Any, answer: ServedAnswer, loss: str) -> Comparison:
-        """Return how an answer compares with the last model's."""
-        if answer.exit == self.n_exits - 1:
-            return Comparison(0.0)
-        if isinstance(sample, Exception):
-            raise sample
-        return Comparison(inconsistency(LOSSES.choose(loss), answer.output, sample))
-
-
-def inconsistency(loss: Loss | AnswerLoss, served: Answer, full: Answer) -> float:
-    """Return the loss of one answer against the last model's."""
-    _, against_last = answer_tables(loss, [[served], [full]], None)
-    return float(np.asarray(against_last)[0, 0])
-
-
 NOT_ASKED = object()
 """Stands for the last model's answer if the proxy ended before it could be asked."""
 
 
-class Turn:
-    """The place of an audit among all, in the order in which their requests were accepted.
-
-    Attributes
-    ----------
-    over : future of bool
-        Set when later audits may be written: True, or False if they must not, because this one
-        never will be.
-    """
-
-    def __init__(self, before: "Turn | None") -> None:
-        self.over: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._before = None if before is None else before.over
-
-    async def comes(self) -> bool:
-        """Wait for the audits before this one; return whether it may be written."""
-        return self._before is None or await self._before
-
-
 class Audits:
-    """Chooses requests at random, asks the last model about them, and tells the monitor.
+    """Asks the last model about the requests that were chosen, and tells the monitor.
 
-    Whether a request is audited, and whether its audit is dropped, is decided when it is accepted,
-    from a random number and earlier requests alone, and losses are written in the order in which
-    requests were accepted. So the audited losses keep a mean of at most ε given the past if the
-    promise holds.
+    The last model is asked about several at once; their losses are written in the order in which
+    the requests were accepted, as `AuditQueue` hands them out.
 
     Parameters
     ----------
     upstreams : Upstreams
     guard : Guard
-    engine : CascadeEngine
-    rate : float
-        Share of requests.
-    most : int
-        How many audits may be under way; more are dropped.
+    queue : AuditQueue
     bill : Bill
         Where the costs of audits are added.
-
-    Attributes
-    ----------
-    dropped : int
-        How many audits were dropped.
-    pending : Pending
-        Audits of answers that were sent.
     """
 
-    def __init__(
-        self,
-        upstreams: Upstreams,
-        guard: Guard,
-        engine: CascadeEngine,
-        rate: float,
-        most: int,
-        bill: Bill,
-    ) -> None:
-        self._bill = bill
+    def __init__(self, upstreams: Upstreams, guard: Guard, queue: AuditQueue, bill: Bill) -> None:
+        self._bill, self._guard, self._upstreams = bill, guard, upstreams
+        self.queue = queue
         self._closing = asyncio.Event()
         self._one_by_one = asyncio.Lock()
-        self._guard, self._rate = guard, rate
-        self._engine: Any = engine
-        self.dropped = 0
-        self.pending = Pending()
-        self._upstreams, self._most = upstreams, most
-        self._chosen = 0
-        self._random = random.SystemRandom()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._newest: Turn | None = None
-        self._waiting: set[Turn] = set()  # of requests that have no answer yet
         # One thread, so that losses are written one after another, off the event loop.
         self._writer = ThreadPoolExecutor(1, "swiftsure-audits")
 
-    def choose(self) -> Turn | None:
-        """Return a turn if a request that was just accepted will be audited; pass it to `begin`."""
-        if self._random.random() >= self._rate:
-            return None
-        if self._chosen >= self._most:
-            self.dropped += 1
-            return None
-        self._chosen += 1
-        self._newest = Turn(self._newest)
-        self._waiting.add(self._newest)
-        return self._newest
-
-    def begin(self, turn: Turn, request: str, asked: Asked, found: Found | None) -> None:
+    def begin(
+        self,
+        ticket: int,
+        request: str,
+        asked: Asked,
+        found: Found | None,
+        slice_name: str | None = None,
+    ) -> None:
         """Audit an answer in the background; None for a request that got none.
 
         A request without an answer counts as no loss, since nobody got a wrong one. To leave it
         out would be a choice that depends on its content.
         """
-        if turn in self._waiting:  # not closed
-            self._waiting.remove(turn)
-            self.pending.begin(turn)
-            self._start(self._audit(turn, request, asked, found, self._guard.mode))
+        if self._closing.is_set():
+            return
+        served = None
+        if found is not None:
+            served = ServedAnswer({}, found.exit, found.confidence, found.answer)
+        audited = Audited(request, None, served, self._guard.mode, slice_name)
+        self.queue.pending.begin(ticket)
+        # If the last model answered, the loss is 0.
+        ask = asked if found is not None and found.response is not None else None
+        task = asyncio.get_running_loop().create_task(self._audit(ticket, audited, ask))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def look(self) -> None:
-        """Let the watcher look at its logs."""
+        """Let the guard follow the monitor."""
         await asyncio.get_running_loop().run_in_executor(self._writer, self._guard.tick)
 
     async def close(self) -> None:
@@ -162,40 +88,31 @@ class Audits:
         It cannot if its request has no answer yet, or if the last model asked for a pause.
         """
         self._closing.set()
-        for turn in self._waiting:
-            turn.over.set_result(False)
-        self._waiting.clear()
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.get_running_loop().run_in_executor(self._writer, self._guard.close)
         self._writer.shutdown()
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _audit(
-        self, turn: Turn, request: str, asked: Asked, found: Found | None, mode: Mode
-    ) -> None:
-        written = False
+    async def _audit(self, ticket: int, audited: Audited, ask: Asked | None) -> None:
         try:
-            sample, served = None, None
-            if found is not None:
-                served = ServedAnswer({}, found.exit, found.confidence, found.answer)
-                if found.response is not None:  # else the last model answered, and the loss is 0
-                    sample = await self._last_answer(asked)
-            audited = Audited(request, sample, served, mode)
-            # When an audit ends depends on the request, and losses in such an order need not have
-            # a mean of at most ε given those before.
-            if sample is not NOT_ASKED and await turn.comes():
-                written = True
-                loop = asyncio.get_running_loop()
-                await loop.run_in_executor(self._writer, self._guard.audit, audited, self._engine)
+            sample = None if ask is None else await self._last_answer(ask)
+            if sample is NOT_ASKED:
+                return  # neither this one nor later ones are written
+            self.queue.fill(ticket, replace(audited, sample=sample))
+            await asyncio.get_running_loop().run_in_executor(self._writer, self._write)
         finally:
-            turn.over.set_result(written)
-            self.pending.end(turn)
-            self._chosen -= 1
+            self.queue.pending.end(ticket)
+
+    def _write(self) -> None:
+        """Write the audits whose turn it is."""
+        engine: Any = self._upstreams  # which has all that an audit needs
+        while (taken := self.queue.take()) is not None:
+            ticket, audited = taken
+            try:
+                self._guard.audit(audited, engine)
+            except Exception:
+                log.exception("an audit failed")
+            self.queue.done(ticket)
 
     async def _last_answer(self, asked: Asked) -> Any:
         """Return the last model's answer, or the error that came instead of it."""

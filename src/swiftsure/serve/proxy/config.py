@@ -12,7 +12,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from swiftsure._lib.files import validation_message
 from swiftsure.cascade import Cascade, Endpoint
 from swiftsure.cascade.endpoints import check_key
-from swiftsure.certify.policy import Policy
+from swiftsure.serve.engine import AnyPolicy
+from swiftsure.serve.policies import any_part, load_policy
 from swiftsure.serve.proxy.requests import canonical, same_json
 
 __all__ = ["AuditConfig", "LimitConfig", "ProxyConfig", "UpstreamConfig"]
@@ -94,12 +95,18 @@ class ProxyConfig(_Table):
         The confidence that records hold; a policy names its own.
     policy : path, optional
         Without one, the last model answers all requests.
+    fallback : path, optional
+        A safer policy for the time after an alarm; the last model by default.
+    on_alarm : str, optional
+        A command or an http address that is told of each alarm.
     """
 
     models: Annotated[tuple[UpstreamConfig, ...], Field(min_length=2)]
     name: str = Field(default="cascade", min_length=1)
     score: str = "confidence"
     policy: Path | None = None
+    fallback: Path | None = None
+    on_alarm: str | None = None
     audit: AuditConfig = AuditConfig()
     limits: LimitConfig = LimitConfig()
 
@@ -122,8 +129,11 @@ class ProxyConfig(_Table):
             raise ValueError(f"{place}: {validation_message(error)}") from None
         folder = place.parent
         audit = found.audit.model_copy(update={"state": folder / found.audit.state})
-        policy = None if found.policy is None else folder / found.policy
-        return found.model_copy(update={"audit": audit, "policy": policy})
+        policies = {
+            name: None if given is None else folder / given
+            for name, given in (("policy", found.policy), ("fallback", found.fallback))
+        }
+        return found.model_copy(update={"audit": audit, **policies})
 
     def endpoints(self) -> list[Endpoint]:
         """Return the models, each with a connection for every request."""
@@ -133,7 +143,7 @@ class ProxyConfig(_Table):
             for each in self.models
         ]
 
-    def timeouts(self, policy: Policy | None) -> list[float]:
+    def timeouts(self, policy: AnyPolicy | None) -> list[float]:
         """Return how long to wait for each model; see `UpstreamConfig.timeout`."""
         last = len(self.models) - 1
         taken = _calibrated_seconds(policy, len(self.models))
@@ -149,7 +159,7 @@ class ProxyConfig(_Table):
         """
         return Cascade(self.endpoints(), scores=self.score)
 
-    def load_policy(self) -> Policy | None:
+    def load_policy(self) -> AnyPolicy | None:
         """Return the policy, if there is one."""
         if self.policy is None:
             return None
@@ -158,12 +168,16 @@ class ProxyConfig(_Table):
                 f"`policy`: there is no file {self.policy}. Calibrate and save a policy first; or"
                 " leave `policy` out, and the last model answers all requests."
             )
-        return Policy.load(self.policy)
+        return load_policy(self.policy)
+
+    def load_fallback(self) -> AnyPolicy | None:
+        """Return the policy for the time after an alarm, if there is one."""
+        return None if self.fallback is None else load_policy(self.fallback)
 
 
-def _calibrated_seconds(policy: Policy | None, n: int) -> list[float]:
+def _calibrated_seconds(policy: AnyPolicy | None, n: int) -> list[float]:
     """Return what 99 % of each model's answers took in the calibration, or a guess."""
-    found = None if policy is None else policy.settings.get("seconds")
+    found = None if policy is None else any_part(policy).settings.get("seconds")
     if not isinstance(found, list | tuple) or len(found) != n:
         return [UNKNOWN / 3] * n
     known = [isinstance(each, int | float) and math.isfinite(each) for each in found]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from swiftsure.cascade.request_kinds import unlike
-from swiftsure.serve.http import RefusedError, read_json
+from swiftsure.serve.http import SLICE, RefusedError, read_json
 
 __all__ = [
     "Asked",
@@ -16,6 +16,7 @@ __all__ = [
     "canonical",
     "own_spelling",
     "same_json",
+    "slice_of",
     "uncovered",
 ]
 
@@ -155,6 +156,16 @@ def asked_of(body: bytes, kind: Kind) -> Asked:
         if name not in left_out and each is not None
     }
     return Asked(kind, model, fields, stream, options.get("include_usage") is True, logprobs)
+
+
+def slice_of(asked: Asked, headers: Mapping[bytes, bytes]) -> str | None:
+    """Return the slice that a request is of: `metadata.slice`, or the header."""
+    metadata = asked.fields.get("metadata")
+    named = metadata.get("slice") if isinstance(metadata, Mapping) else None
+    if isinstance(named, str):
+        return named
+    header = headers.get(SLICE)
+    return None if header is None else header.decode("latin-1")
 
 
 def _refuse_constant(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""`Bill`: what answers and audits cost, and what they saved against the last model alone."""
+"""`Bill`: what answers and audits cost, and what they saved against the full model alone."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ class Bill:
     spent : Counter
         On answers.
     audits : Counter
-        On audits.
+        On audits; those of a server run in idle moments, and are not counted.
 
     Examples
     --------
@@ -31,7 +31,7 @@ class Bill:
         self._alone: Counter[str] = Counter()
 
     def answer(self, spent: Mapping[str, float], alone: Mapping[str, float]) -> None:
-        """Add what an answer cost, and an estimate of what the last model alone would have cost."""
+        """Add what an answer cost, and an estimate of what the full model alone would have cost."""
         self.spent.update(spent)
         self._alone.update(alone)
 
@@ -41,12 +41,12 @@ class Bill:
 
     @property
     def saved(self) -> dict[str, float]:
-        """What was saved after audits; negative if the last model alone would have cost less."""
+        """What was saved after audits; negative if the full model alone would have cost less."""
         units = dict.fromkeys([*self.spent, *self._alone, *self.audits])
         return {unit: self._alone[unit] - self.spent[unit] - self.audits[unit] for unit in units}
 
     @property
     def shares(self) -> dict[str, float]:
-        """What was saved as a share of the cost of the last model alone."""
+        """What was saved as a share of the cost of the full model alone."""
         saved = self.saved
         return {unit: saved[unit] / cost for unit, cost in self._alone.items() if cost > 0}

@@ -1,14 +1,20 @@
 """Asks the models of a cascade in turn, and remembers how each of them is doing."""
 
 import asyncio
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from swiftsure.cascade import Answer, CascadeRunner, Endpoint, UpstreamError
-from swiftsure.cascade.confidences import answer_confidence
+import numpy as np
+
+from swiftsure.cascade import Answer, Cascade, CascadeRunner, Endpoint, UpstreamError
+from swiftsure.cascade.answer_losses import answer_tables
+from swiftsure.cascade.models import Model
 from swiftsure.cascade.retrying import described
+from swiftsure.losses import LOSSES
+from swiftsure.serve.engine import Answer as ServedAnswer
+from swiftsure.serve.engine import AnyPolicy, Comparison
 from swiftsure.serve.proxy.health import ModelHealth
 from swiftsure.serve.proxy.requests import Asked, ProxyError, own_spelling
 
@@ -28,7 +34,7 @@ class Found:
     answer : Answer, optional
     confidence : float, optional
         The last confidence that was seen.
-    cost : dict
+    cost : mapping
         Of the models asked so far, by unit.
     reason : str
         Why this model answers.
@@ -39,16 +45,63 @@ class Found:
     response: Mapping[str, Any] | None = None
     answer: Answer | None = None
     confidence: float | None = None
-    cost: dict[str, float] = field(default_factory=dict)
+    cost: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class _Inquiry:
+    """A request on its way through the models before the last.
+
+    Attributes
+    ----------
+    until : float
+        Time of the event loop at which the last model must be asked.
+    response : mapping, optional
+        Of the model that was asked last.
+    """
+
+    asked: Asked
+    until: float
+    response: Mapping[str, Any] | None = None
+
+
+class _RestingError(Exception):
+    """A model must not be asked now; the message says why."""
+
+
+class _Small(Model):
+    """A model before the last, which rests after failures and is not waited for too long."""
+
+    def __init__(
+        self, endpoint: Endpoint, health: Callable[[], ModelHealth], seconds: float
+    ) -> None:
+        self.endpoint, self.name = endpoint, endpoint.name
+        self.health, self.seconds = health, seconds
+
+    async def answer(self, value: Any) -> Answer:
+        """Return the answer to an inquiry."""
+        if (why := self.health().refusal()) is not None:
+            raise _RestingError(why)
+        at = min(value.until, asyncio.get_running_loop().time() + self.seconds)
+        async with asyncio.timeout_at(at):
+            response = await self.endpoint.complete(_own_body(self.endpoint, value.asked))
+        answer = self.endpoint.answer_of(response)
+        _check_choice(response)
+        value.response = response
+        return answer
 
 
 class Upstreams:
     """The models of a cascade, asked with requests as clients sent them.
 
+    For the server's other parts this is an engine: its samples are requests, and `compare` gets the
+    last model's answer as the sample, or the error that came instead of it.
+
     Parameters
     ----------
-    runner : CascadeRunner
-        Of endpoints, under the policy.
+    cascade : Cascade
+        Of endpoints.
+    policy : Policy or SlicedPolicy, optional
     seconds : sequence of float, optional
         How long to wait for each model before the last; by default as long as its time-out.
 
@@ -58,18 +111,52 @@ class Upstreams:
         One per model.
     """
 
-    def __init__(self, runner: CascadeRunner, seconds: Sequence[float] | None = None) -> None:
-        models = runner.models
+    def __init__(
+        self, cascade: Cascade, policy: AnyPolicy | None, seconds: Sequence[float] | None = None
+    ) -> None:
+        models = cascade.models
         if not all(isinstance(model, Endpoint) for model in models):
             raise TypeError("`models` of a proxy must all be endpoints.")
-        self.runner = runner
+        self.cascade = cascade
         self.models: list[Endpoint] = list(models)  # type: ignore[arg-type]
-        self.last = len(models) - 1
-        self._seconds = seconds or [model.timeout for model in self.models]
+        self.n_exits, self.last = len(models), len(models) - 1
+        waits = seconds or [model.timeout for model in self.models]
         self.health = [
             ModelHealth(model.name, last=k == self.last) for k, model in enumerate(models)
         ]
+        self.small = [
+            _Small(model, partial(self.health.__getitem__, k), waits[k])
+            for k, model in enumerate(self.models[:-1])
+        ]
         self._last_of_kind = {self.large.kind: self.large}
+        self.install(policy)
+
+    @property
+    def policy(self) -> AnyPolicy | None:
+        """The policy in use."""
+        return self.runner.policy
+
+    def check(self, policy: AnyPolicy) -> None:
+        """Raise if a policy was made for other models."""
+        self.cascade.run(policy)
+
+    def check_loss(self, loss: str) -> None:
+        """Raise if a loss is not known: each audit with it would fail."""
+        LOSSES.choose(loss)
+
+    def install(self, policy: AnyPolicy | None) -> None:
+        """Use another policy for later requests."""
+        score = self.cascade.run(policy).score
+        self.runner = CascadeRunner([*self.small, self.large], policy, score)
+
+    def compare(self, sample: Any, answer: ServedAnswer, loss: str) -> Comparison:
+        """Return how an answer compares with the last model's."""
+        if answer.exit == self.last:
+            return Comparison(0.0)
+        if isinstance(sample, Exception):
+            raise sample
+        _, against_last = answer_tables(LOSSES.choose(loss), [[answer.output], [sample]], None)
+        return Comparison(float(np.asarray(against_last)[0, 0]))
 
     @property
     def large(self) -> Endpoint:
@@ -82,43 +169,38 @@ class Upstreams:
             self._last_of_kind[asked.kind] = replace(self.large, kind=asked.kind)
         return self._last_of_kind[asked.kind]
 
-    async def ask_small(self, asked: Asked, seconds: float) -> Found:
-        """Ask the models before the last until one is sure enough; none of their faults is raised.
+    async def ask_small(self, asked: Asked, seconds: float, slice_name: str | None = None) -> Found:
+        """Ask the small models in order until one is confident; their errors do not surface.
 
         Parameters
         ----------
         seconds : float
             Half of it at most is spent here, so that the last model has time to answer.
         """
-        cost: dict[str, float] = {}
-        confidence: float | None = None
-        until = time.monotonic() + seconds / 2
-        for k, model in enumerate(self.models[:-1]):
-            if not self.runner.asked(k):
-                continue
-            if (why := self.health[k].refusal()) is not None:
-                return Found(self.last, why, confidence=confidence, cost=cost)
-            try:
-                at = min(until, time.monotonic() + self._seconds[k])
-                async with asyncio.timeout_at(_loop_time(at)):
-                    response = await model.complete(_own_body(model, asked))
-                answer = model.answer_of(response)
-                cost = added(cost, answer.cost)
-                _check_choice(response)
-                found = answer_confidence(answer, self.runner.score)
-                if found is None or found != found:
-                    raise UpstreamError(f"{model.name} gave no confidence.")
-            except Exception as error:
-                self.health[k].failed(error)
-                late = isinstance(error, TimeoutError)
-                reason = f"{model.name} {'was too slow' if late else 'failed'}"
-                return Found(self.last, reason, confidence=confidence, cost=cost)
-            self.health[k].answered()
-            confidence = found
-            if self.runner.leaves(k, found):
-                return Found(k, "sure enough", response, answer, found, cost)
-        reason = "not sure enough" if confidence is not None else "the policy always asks it"
-        return Found(self.last, reason, confidence=confidence, cost=cost)
+        inquiry = _Inquiry(asked, asyncio.get_running_loop().time() + seconds / 2)
+        routed = await self.runner.route(inquiry, slice_name)
+        known = [each for each in routed.confidences if each is not None]
+        found = Found(
+            routed.exit,
+            "sure enough",
+            confidence=known[-1] if known else None,
+            cost=routed.cost,
+        )
+        for k, confidence in zip(routed.asked, routed.confidences, strict=True):
+            if confidence is not None:
+                self.health[k].answered()
+        if routed.answer is not None:
+            return replace(found, response=inquiry.response, answer=routed.answer)
+        if routed.error is None:
+            reason = "not sure enough" if known else "the policy always asks it"
+        elif isinstance(routed.error, _RestingError):
+            reason = str(routed.error)
+        else:
+            failed = routed.asked[-1]
+            self.health[failed].failed(routed.error)
+            late = isinstance(routed.error, TimeoutError)
+            reason = f"{self.models[failed].name} {'was too slow' if late else 'failed'}"
+        return replace(found, reason=reason)
 
     async def ask_large(self, asked: Asked, *, logprobs: bool) -> tuple[Mapping[str, Any], bytes]:
         """Return the last model's response, and the bytes that hold it.
@@ -169,10 +251,6 @@ def added(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, flo
     return {**one, **{unit: one.get(unit, 0.0) + cost for unit, cost in other.items()}}
 
 
-def _loop_time(until: float) -> float:
-    return asyncio.get_running_loop().time() + max(0.0, until - time.monotonic())
-
-
 def _own_body(model: Endpoint, asked: Asked) -> dict[str, Any]:
     """Return the request as the model was calibrated with, log-probabilities included."""
     own = {k: v for k, v in asked.fields.items() if k not in ("logprobs", "top_logprobs", "n")}
@@ -195,7 +273,7 @@ def _check_choice(response: Mapping[str, Any]) -> None:
 
 
 def client_error(error: BaseException, model: Endpoint) -> ProxyError:
-    """Return what the client is told if the last model does not answer; nothing of keys."""
+    """Map an upstream error to a client error without leaking keys."""
     if isinstance(error, ProxyError):
         return error
     if not isinstance(error, UpstreamError):
