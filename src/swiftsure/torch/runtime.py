@@ -17,6 +17,7 @@ from swiftsure._lib import checks
 from swiftsure.certify.policy import Policy
 from swiftsure.monitor import Monitor
 from swiftsure.run import PolicyBinding
+from swiftsure.scores import LearnedScore
 from swiftsure.torch.audit import Auditor
 from swiftsure.torch.capture import CaptureLimits
 from swiftsure.torch.captured import Captures
@@ -26,7 +27,7 @@ from swiftsure.torch.marking import run_marking
 from swiftsure.torch.modes import inference, model_device, refuse_training
 from swiftsure.torch.replaying import ReplayedModel
 from swiftsure.torch.results import ExitOutput, Gathered, StreamResult, owned
-from swiftsure.torch.scoring import confidence, score_name
+from swiftsure.torch.scoring import confidence, known_score
 from swiftsure.torch.staged import (
     StagedModel,
     device_of,
@@ -52,7 +53,7 @@ class EarlyExit(nn.Module):
         In evaluation mode.
     policy : Policy
         Made for this model. A policy made from arrays is not bound to a model and is accepted.
-    score : str, optional
+    score : str or LearnedScore, optional
         If given, must equal the policy's score. Use it to document in code what was certified.
     dtype : str, optional
         Autocast dtype ("bfloat16", "float16"); the policy's by default.
@@ -101,7 +102,7 @@ class EarlyExit(nn.Module):
         model: StagedModel,
         policy: Policy,
         *,
-        score: str | None = None,
+        score: str | LearnedScore | None = None,
         dtype: str | None = None,
         compile: bool = False,  # noqa: A002 (what torch calls it)
         capture: bool | CaptureLimits = False,
@@ -125,7 +126,7 @@ class EarlyExit(nn.Module):
         self.on_invalid = checks.choice("on_invalid", on_invalid, ["raise", "mark"])
         self._thresholds = binding.exit_thresholds(model.n_exits)
         binding.check_score(score)
-        self.score = score_name("policy.score", str(policy.score))
+        self.score = known_score("policy.score", policy.rule.score)
         self.dtype = binding.dtype(dtype)
         binding.check_model(self._fingerprint)
         self._binding = binding
@@ -331,7 +332,7 @@ class EarlyExit(nn.Module):
         This is the exit rule on tensors. A NaN confidence exits, so that it shows up in the results
         instead of going on unnoticed.
         """
-        scores = confidence(self.score, output)
+        scores = confidence(self.score, output, exit_index)
         level = self._thresholds[exit_index]
         staying = scores <= level if self.policy.strict else scores < level
         # The only synchronisation of an exit: later shapes depend on how many samples stay.

@@ -26,7 +26,7 @@ from torch import Tensor, special
 
 from swiftsure._lib import checks
 from swiftsure._lib.registry import Registry
-from swiftsure.scores import SHIFT, STEPS
+from swiftsure.scores import SHIFT, STEPS, LearnedScore
 from swiftsure.torch.staged import Scored, Tempered, plain_output
 
 __all__ = [
@@ -36,10 +36,10 @@ __all__ = [
     "SCORES",
     "confidence",
     "entropy",
+    "known_score",
     "mean",
     "patch",
     "quantile",
-    "score_name",
     "top1",
     "top_diff",
 ]
@@ -168,23 +168,29 @@ for (_a, _over_pixels), (_s, _of_pixel) in product(AGGREGATES.items(), SCORES.it
     IMAGE_SCORES.register(_image_score(_over_pixels, _of_pixel), f"{_a}_{_s}")
 
 
-def score_name(argument: str, name: str) -> str:
-    """Return `name` if it is a score of classifiers or images, or the model's own."""
-    return checks.choice(argument, name, [*SCORES, *IMAGE_SCORES, MODEL_SCORE])
+def known_score(argument: str, score: str | LearnedScore | None) -> str | LearnedScore:
+    """Return `score` if it is one of classifiers or images, or the model's own, or is learned."""
+    if isinstance(score, LearnedScore):
+        for name in score.inputs:
+            known_score(argument, name)
+        return score
+    return checks.choice(argument, str(score), [*SCORES, *IMAGE_SCORES, MODEL_SCORE])
 
 
-def confidence(name: str, output: Any) -> Tensor:
-    """Return the confidence of each sample, (n,) in float32, under a named score.
+def confidence(name: str | LearnedScore, output: Any, exit_index: int = 0) -> Tensor:
+    """Return the confidence of each sample, (n,) in float32, under a score.
 
     The temperature of a `Tempered` output is applied here, to the original logits: its divided
-    logits are already rounded to their dtype.
+    logits are already rounded to their dtype. `exit_index` is only read by a learned score.
     """
+    if isinstance(name, LearnedScore):
+        return _learned(name, output, exit_index)
     temperature = 1.0
     if isinstance(output, Tempered):
         output, temperature = output.given, output.temperature
     if name == MODEL_SCORE:
         return _own_confidence(output)
-    measure = SCORES[name] if name in SCORES else IMAGE_SCORES[score_name("score", name)]
+    measure = SCORES[name] if name in SCORES else IMAGE_SCORES[str(known_score("score", name))]
     values = plain_output(output)
     form = "(n, n_classes, height, width)" if name in IMAGE_SCORES else "(n, n_classes)"
     ndim = 4 if name in IMAGE_SCORES else 2
@@ -194,6 +200,16 @@ def confidence(name: str, output: Any) -> Tensor:
             f"`score` {name!r} needs outputs of shape {form}, but got {shape}: {_advice(values)}."
         )
     return measure(values, temperature)
+
+
+def _learned(score: LearnedScore, output: Any, exit_index: int) -> Tensor:
+    """Return the confidences of a learned score, from the rounded scores that a record holds."""
+    parts = {name: confidence(name, output) for name in score.inputs}
+    device = next(iter(parts.values())).device
+    host = device.type == "mps"  # which has no float64
+    doubles = {name: (each.cpu() if host else each).double() for name, each in parts.items()}
+    found: Tensor = score.at(torch, exit_index, doubles)
+    return found.float().to(device)
 
 
 def _own_confidence(output: Any) -> Tensor:
