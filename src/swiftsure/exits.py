@@ -1,8 +1,14 @@
-"""The exit rule: a sample takes the first exit where its confidence reaches the threshold."""
+"""The exit rule: a sample takes the first exit where its confidence reaches the threshold.
+
+Every runtime calls `reaches` and `can_exit`. Compiled kernels cannot; a test compares each of them
+with this file. A confidence that is NaN reaches no threshold, not even 0: the sample goes on to the
+full model, whose answer loses nothing. If it exited instead, an answer would be given of which the
+certificate knows nothing.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,7 +19,16 @@ from swiftsure._lib import kernels as _kernels
 if TYPE_CHECKING:
     from swiftsure.scores import LearnedScore
 
-__all__ = ["NEVER", "ExitRule", "calm_decay", "exit_indices", "threshold_array"]
+__all__ = [
+    "NEVER",
+    "ExitRule",
+    "calm_decay",
+    "can_exit",
+    "exit_indices",
+    "exits_in_use",
+    "reaches",
+    "threshold_array",
+]
 
 NEVER = np.float32(np.inf)
 """A threshold that no confidence reaches. 1.0 would not do: confidences can reach 1.0."""
@@ -67,6 +82,55 @@ class ExitRule:
     def exits(self, confidences: ArrayLike) -> NDArray[np.int64]:
         """Return the exit that each sample takes; see `exit_indices`."""
         return exit_indices(confidences, self.threshold, strict=self.strict, min_exit=self.min_exit)
+
+
+def reaches(confidences: Any, thresholds: Any, *, strict: bool = False) -> Any:
+    """Return whether confidences reach thresholds, so that their samples exit.
+
+    Parameters
+    ----------
+    confidences, thresholds
+        Numbers, arrays, or tensors of any framework, which broadcast against each other; both
+        rounded to float32. A confidence of NaN reaches no threshold.
+    strict : bool
+        Ask for `>` rather than `≥`.
+
+    Examples
+    --------
+    >>> reaches(np.float32([0.4, 0.5, np.nan, 1.0]), np.float32(0.5))
+    array([False,  True, False,  True])
+    """
+    return confidences > thresholds if strict else confidences >= thresholds
+
+
+def can_exit(thresholds: Any, *, strict: bool = False) -> Any:
+    """Return whether a confidence, which is at most 1, can reach thresholds.
+
+    Where it cannot, neither a head nor a small model need run.
+
+    Examples
+    --------
+    >>> can_exit(1.0), can_exit(1.0, strict=True), can_exit(NEVER)
+    (True, False, np.False_)
+    """
+    return reaches(1.0, thresholds, strict=strict)
+
+
+def exits_in_use(thresholds: ArrayLike, *, strict: bool = False, min_exit: int = 0) -> list[int]:
+    """Return the exits at which some confidence can make a sample exit.
+
+    Parameters
+    ----------
+    thresholds : (n_exits - 1,) or (n, n_exits - 1)
+        One per exit, or one per sample and exit.
+
+    Examples
+    --------
+    >>> exits_in_use([0.9, NEVER, 1.0, 0.5], min_exit=1)
+    [2, 3]
+    """
+    can = np.atleast_2d(can_exit(np.asarray(thresholds, np.float32), strict=strict)).any(axis=0)
+    return [exit_ for exit_ in np.flatnonzero(can).tolist() if exit_ >= min_exit]
 
 
 def threshold_array(

@@ -14,13 +14,7 @@ else:
 
     torch.set_num_threads(1)  # several workers share the cores
 
-    from swiftsure.text.calm import engine, steps
-
-    @pytest.fixture(params=["rows", "mask"])
-    def each_kind_of_step(request, monkeypatch):
-        """Both ways of working on a batch: that of a CPU, and that of a GPU, tried on a CPU."""
-        kind = {"rows": steps.Step, "mask": steps.MaskedStep}[request.param]
-        monkeypatch.setattr(engine, "step_on", lambda _: kind)
+    from swiftsure.text.calm import steps
 
     @pytest.fixture(params=["compacted", "all rows"])
     def way(request, monkeypatch):

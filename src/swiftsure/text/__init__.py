@@ -22,7 +22,8 @@ from swiftsure.text.calm.sweep import sweep
 from swiftsure.text.calm.training import fit_exit_heads, train_meta
 from swiftsure.text.decoder import check_family
 from swiftsure.text.exit_heads import ExitHeads
-from swiftsure.text.families import FAMILIES, Family
+from swiftsure.text.families import FAMILIES, Family, Logits
+from swiftsure.text.inputs import Texts
 
 __all__ = [
     "FAMILIES",
@@ -39,9 +40,11 @@ __all__ = [
     "EarlyExits",
     "ExitHeads",
     "Family",
+    "Logits",
     "MetaClassifier",
     "Rollback",
     "Speculative",
+    "Texts",
     "calm_fingerprint",
     "check_family",
     "early_exits",

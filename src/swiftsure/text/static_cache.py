@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
-__all__ = ["CacheView", "KeysValues", "StaticCache", "chosen_rows"]
+__all__ = ["CacheView", "KeysValues", "StaticCache", "chosen_rows", "places"]
 
 KeysValues = tuple[Tensor, Tensor]
 
@@ -20,6 +20,11 @@ KeysValues = tuple[Tensor, Tensor]
 def chosen_rows(buffer: Tensor, rows: Tensor | None, n: int) -> Tensor:
     """Return some rows of a buffer; None: the first n, without a copy."""
     return buffer[:n] if rows is None else buffer.index_select(0, rows)
+
+
+def places(rows: Tensor | None, n: int) -> Any:
+    """Return an index of some rows of a buffer to write to; None: the first n."""
+    return slice(0, n) if rows is None else rows
 
 
 class StaticCache:
@@ -80,15 +85,14 @@ class StaticCache:
         keys, values = (each[:, :, : self.visible] for each in self.own[index])
         return chosen_rows(keys, rows, self.n), chosen_rows(values, rows, self.n)
 
-    def load(self, layers: Sequence[Any], row: int | None = None) -> None:
-        """Copy the layers of a cache that holds all rows' prompts, or one row's."""
-        rows = slice(0, self.n) if row is None else slice(row, row + 1)
+    def load(self, layers: Sequence[Any], rows: Tensor | None) -> None:
+        """Copy the layers of a cache that holds the prompts of these rows."""
         for index, layer in enumerate(layers):
             self.allocate(index, layer.keys, layer.values)
             for buffer, given in zip(self.own[index], (layer.keys, layer.values), strict=True):
-                buffer[rows, :, : given.shape[2]].copy_(given)
+                buffer[places(rows, self.n), :, : given.shape[2]] = given
 
-    def load_source(self, index: int, pair: KeysValues, capacity: int) -> None:
+    def load_source(self, index: int, pair: KeysValues, capacity: int, rows: Tensor | None) -> None:
         """Copy the source's keys and values for a block; `capacity` is the longest source."""
         if index not in self.source:
             with self._counted():
@@ -98,7 +102,7 @@ class StaticCache:
                 )
             self.source[index] = keys, values
         for buffer, given in zip(self.source[index], pair, strict=True):
-            buffer[: self.n, :, : given.shape[2]].copy_(given)
+            buffer[places(rows, self.n), :, : given.shape[2]] = given
 
 
 def _buffer(like: Tensor, cache: StaticCache) -> Tensor:

@@ -5,22 +5,21 @@ own code with its blocks replaced. What the blocks would have been given is kept
 `run_block` calls the model's own blocks with it. Rows may be at different positions and blocks.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from swiftsure.text.block_arguments import BlockArguments, slots, write_rows
 from swiftsure.text.decoder import Decoder, argument_names
-from swiftsure.text.static_cache import CacheView, StaticCache, chosen_rows
+from swiftsure.text.static_cache import CacheView, StaticCache, chosen_rows, places
 from swiftsure.torch.blas import faster_blas
 from swiftsure.torch.capture import Recorder
 
-__all__ = ["StaticDecoder", "StaticShape"]
+__all__ = ["StaticDecoder", "StaticEncoder", "StaticShape", "group_size"]
 
 ATTENTIONS = ("eager", "sdpa")
 """Attention implementations that take an additive mask."""
@@ -139,37 +138,50 @@ class StaticDecoder:
 
     # --------------------------------------------------------------------------------- the inputs
 
-    def load_source(self, states: Tensor, mask: Tensor | None) -> None:
-        """Store the encoder's states, (n, positions, width), and their mask."""
+    def load_source(self, states: Tensor, mask: Tensor | None, rows: Tensor | None = None) -> None:
+        """Store the encoder's states, (m, positions, width), and their mask, for some rows."""
         longest, length = self.shape.source, states.shape[1]
         if self._source_states is None or self._source_mask is None:
-            rows = self.n + 1
-            self._source_states = states.new_zeros((rows, longest, states.shape[2]))
+            size = self.n + 1
+            self._source_states = states.new_zeros((size, longest, states.shape[2]))
             self._source_mask = torch.zeros(
-                (rows, 1, 1, longest), dtype=self._dtype, device=self.device
+                (size, 1, 1, longest), dtype=self._dtype, device=self.device
             )
-        self._source_states[: self.n, :length].copy_(states)
-        self._source_mask[: self.n].fill_(self._hidden)
+        where = places(rows, self.n)
         kept = torch.ones_like(states[:, :, 0]) if mask is None else mask
-        self._source_mask[: self.n, 0, 0, :length].copy_(self.added(kept.bool()))
+        self._source_states[where, :length] = states
+        seen = nn.functional.pad(kept.bool(), (0, longest - length))
+        self._source_mask[where, 0, 0] = self.added(seen)
         for index in range(len(self.blocks)):
             pair = self.decoder.source_keys_values(index, states)
-            self.cache.load_source(index, pair, longest)
+            self.cache.load_source(index, pair, longest, rows)
 
-    def load_prompt(self, layers: Any, mask: Tensor | None, padding: Tensor | None) -> None:
-        """Store the cache of a prompt, its mask (n, positions), and how much of it is padding."""
-        self.cache.load(layers)
-        self.reset(mask, padding)
+    def load_prompt(
+        self,
+        layers: Any,
+        mask: Tensor | None,
+        padding: Tensor | None,
+        rows: Tensor | None = None,
+    ) -> None:
+        """Store the cache of prompts, their mask (m, positions), and how much of it is padding."""
+        self.cache.load(layers, rows)
+        self.reset(mask, padding, rows)
 
-    def reset(self, mask: Tensor | None = None, padding: Tensor | None = None) -> None:
+    def reset(
+        self,
+        mask: Tensor | None = None,
+        padding: Tensor | None = None,
+        rows: Tensor | None = None,
+    ) -> None:
         """Start sequences without a prompt, or with the mask of one that is in the cache."""
         self._refresh_relative_bias()
-        self._padded.zero_()
-        self.padding.zero_()
+        where = places(rows, self.n)
+        self._padded[where] = 0.0
+        self.padding[where] = 0
         if mask is not None:
-            self._padded[: self.n, 0, 0, : mask.shape[1]].copy_(self.added(mask.bool()))
+            self._padded[where, 0, 0, : mask.shape[1]] = self.added(mask.bool())
         if padding is not None:
-            self.padding[: self.n].copy_(padding)
+            self.padding[where] = padding
 
     # --------------------------------------------------------------------- before the first block
 
@@ -237,11 +249,11 @@ class StaticDecoder:
         found: dict[int, Tensor] = {}
         layout = []
         for each in arguments:
-            places: dict[str, Any] = {}
+            stored: dict[str, Any] = {}
             for name, value in each.items():
                 if name not in (SOURCE_STATES, *SOURCE_MASKS, self.decoder.family.cache):
-                    places[name] = slots(value, found, attended=name in ATTENDED)
-            layout.append(places)
+                    stored[name] = _slots(value, found, attended=name in ATTENDED)
+            layout.append(stored)
         tensors = list(found.values())
         if not self._layout:
             self._layout = layout
@@ -249,7 +261,7 @@ class StaticDecoder:
         if width not in self._kept:
             self._allocate(width, tensors)
         for index, (kept, tensor) in enumerate(zip(self._kept[width], tensors, strict=True)):
-            write_rows(kept, tensor, rows)
+            _write_rows(kept, tensor, rows)
             if index in self._rotary:
                 own = self._own if rows is None else rows
                 self._rotary[index][own[:, None], positions] = tensor
@@ -257,8 +269,8 @@ class StaticDecoder:
     def _allocate(self, width: int, tensors: list[Tensor]) -> None:
         rows, capacity = self.n + 1, self.shape.capacity
         self._kept[width] = [tensor.new_zeros((rows, *tensor.shape[1:])) for tensor in tensors]
-        for places in self._layout:
-            rotary = places.get("position_embeddings")
+        for arguments in self._layout:
+            rotary = arguments.get("position_embeddings")
             for slot in rotary if isinstance(rotary, tuple) else ():
                 tensor = tensors[slot.index]
                 if slot.index not in self._rotary:
@@ -279,7 +291,7 @@ class StaticDecoder:
         """The buffers of the blocks' arguments, for one token per row."""
         return self._kept[1]
 
-    def arguments(self, rows: Tensor | None, width: int = 1) -> BlockArguments:
+    def arguments(self, rows: Tensor | None, width: int = 1) -> "BlockArguments":
         """Return the arguments of all blocks for some rows, as of their last `begin`.
 
         `width` is the number of tokens that were fed.
@@ -300,7 +312,7 @@ class StaticDecoder:
         )
 
     def run_block(
-        self, index: int, states: Tensor, positions: Tensor, arguments: BlockArguments
+        self, index: int, states: Tensor, positions: Tensor, arguments: "BlockArguments"
     ) -> Tensor:
         """Return the states after a block; its keys and values are written at the positions."""
         given = arguments.of(index)
@@ -321,6 +333,141 @@ class StaticDecoder:
             rotary = cosines, sines
         keys, values = self.decoder.project(index, states, rotary)
         self.cache.write(index, keys, values, positions, rows)
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """Place of a block argument among the kept tensors."""
+
+    index: int
+    attended: bool
+    """Whether its last axis are the cached positions."""
+
+
+class BlockArguments:
+    """The arguments of blocks for some rows; each tensor is gathered once.
+
+    Parameters
+    ----------
+    layout : one mapping per block
+        Its arguments, by name: constants, and places among the kept tensors.
+    kept : tensors with one row per sequence, and one for padding
+    shared : tensors that are the same for all blocks and rows
+    masks : the same for all blocks, with one row per sequence
+    rows : (b,), or None for all n
+    n : number of sequences
+    visible : number of cached positions that attention reads
+    """
+
+    def __init__(
+        self,
+        layout: Sequence[Mapping[str, Any]],
+        kept: Sequence[Tensor],
+        shared: Mapping[str, Tensor],
+        masks: Mapping[str, Tensor],
+        rows: Tensor | None,
+        *,
+        n: int,
+        visible: int,
+    ) -> None:
+        self.rows = rows
+        self._layout, self._kept, self._shared, self._masks = layout, kept, shared, masks
+        self._n, self._visible = n, visible
+        self._gathered: dict[int, Tensor] = {}
+
+    def of(self, index: int) -> dict[str, Any]:
+        """Return the arguments of a block, without states and cache."""
+        found = {name: self._value(each) for name, each in self._layout[index].items()}
+        return found | self._of_source
+
+    @cached_property
+    def _of_source(self) -> dict[str, Tensor]:
+        masks = {name: chosen_rows(each, self.rows, self._n) for name, each in self._masks.items()}
+        return {**self._shared, **masks}
+
+    def _value(self, place: Any) -> Any:
+        if isinstance(place, tuple):
+            return tuple(map(self._value, place))
+        if not isinstance(place, _Slot):
+            return place
+        if place.index not in self._gathered:
+            found = self._kept[place.index]
+            if place.attended:
+                found = found[..., : self._visible]
+            self._gathered[place.index] = chosen_rows(found, self.rows, self._n)
+        return self._gathered[place.index]
+
+
+def _slots(value: Any, found: dict[int, Tensor], *, attended: bool) -> Any:
+    """Return a block argument with its tensors replaced by places, which `found` counts."""
+    if isinstance(value, tuple):
+        return tuple(_slots(each, found, attended=attended) for each in value)
+    if not isinstance(value, Tensor):
+        return value
+    found.setdefault(id(value), value)
+    return _Slot(list(found).index(id(value)), attended)
+
+
+def _write_rows(kept: Tensor, tensor: Tensor, rows: Tensor | None) -> None:
+    """Write the rows of a tensor into a buffer; None: all but the last, which is for padding."""
+    if rows is None:
+        kept[: len(kept) - 1].copy_(tensor)
+    else:
+        kept.index_copy_(0, rows, tensor.expand(len(rows), *tensor.shape[1:]).contiguous())
+
+
+class StaticEncoder:
+    """Encodes sources into the cache of a decoder's rows, captured on a GPU.
+
+    Parameters
+    ----------
+    static : StaticDecoder
+    recorder : Recorder
+    """
+
+    def __init__(self, static: StaticDecoder, recorder: Recorder) -> None:
+        self._static, self._recorder = static, recorder
+        self._graphs: dict[tuple[int, int], tuple[tuple[Tensor, ...], Any]] = {}
+        """By number and length of sources: ids, mask and rows, and the graph that reads them."""
+
+    def run(self, ids: Tensor, mask: Tensor, rows: Tensor | None = None) -> None:
+        """Encode sources, (m, positions); the mask is 0 for padding.
+
+        More rows than sources stand for padding, which is last.
+        """
+        if not self._recorder.captures:
+            encoder = self._static.decoder.model.get_encoder()
+            states = encoder(input_ids=ids, attention_mask=mask).last_hidden_state
+            self._static.load_source(states, mask, rows)
+            return
+        m, length = len(ids) if rows is None else len(rows), -(-ids.shape[1] // 32) * 32
+        size = m, min(length, self._static.shape.source)
+        if size not in self._graphs:
+            given = tuple(
+                torch.zeros(each, dtype=torch.long, device=ids.device) for each in (size, size, m)
+            )
+            self._graphs[size] = given, None
+        given, graph = self._graphs[size]
+        for buffer, value in zip(given, (ids, mask), strict=False):
+            buffer.zero_()
+            buffer[: len(value), : value.shape[1]].copy_(value)
+        given[2].copy_(torch.arange(m) if rows is None else rows)
+        if graph is None:
+            graph = self._recorder.record(partial(self._encode, *given))
+            self._graphs[size] = given, graph
+        graph.replay()
+
+    def _encode(self, ids: Tensor, seen: Tensor, rows: Tensor) -> None:
+        # As an additive mask: the encoder would look whether any position is hidden.
+        added = self._static.added(seen.bool())[:, None, None]
+        encoder = self._static.decoder.model.get_encoder()
+        states = encoder(input_ids=ids, attention_mask=added).last_hidden_state
+        self._static.load_source(states, seen, rows)
+
+
+def group_size(size: int, n: int) -> int:
+    """Return the captured size for a group: a power of two, or all rows."""
+    return min(1 << (size - 1).bit_length(), n)
 
 
 def _rope_types(config: Any) -> Iterator[str]:

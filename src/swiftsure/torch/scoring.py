@@ -18,15 +18,21 @@ of the image, where the paper means 50. For another patch size, let the head ret
 
 import math
 from collections.abc import Callable
+from functools import cache
 from itertools import product
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, special
 
 from swiftsure._lib import checks
 from swiftsure._lib.registry import Registry
 from swiftsure.scores import SHIFT, STEPS, LearnedScore
+from swiftsure.scores import warn_of_probabilities as warn_of_rows
+from swiftsure.scores.features import DEFAULT_FEATURES, EDGE
+from swiftsure.scores.kernels import learned_confidences
+from swiftsure.torch.rows import has_triton
 from swiftsure.torch.staged import Scored, Tempered, plain_output
 
 __all__ = [
@@ -42,10 +48,17 @@ __all__ = [
     "quantile",
     "top1",
     "top_diff",
+    "warn_of_probabilities",
 ]
+
+MOST_CLASSES = 4096
+"""Classes that one program of the kernel for learned scores holds."""
 
 MODEL_SCORE = "model"
 """Name of the score for confidences that the model computes itself."""
+
+MOST_LOOKED_AT = 64
+"""Rows of a first batch that tell logits from probabilities."""
 
 Score = Callable[[Tensor, float], Tensor]
 """Maps logits, (n, n_classes, ...), and a temperature to confidences."""
@@ -203,13 +216,57 @@ def confidence(name: str | LearnedScore, output: Any, exit_index: int = 0) -> Te
 
 
 def _learned(score: LearnedScore, output: Any, exit_index: int) -> Tensor:
-    """Return the confidences of a learned score, from the rounded scores that a record holds."""
+    """Return the confidences of a learned score, from the rounded scores that a record holds.
+
+    Those of classifiers are computed in one go: on a CPU each operation on a small tensor takes
+    microseconds, and on a GPU each is a kernel.
+    """
+    given, temperature = output, 1.0
+    if isinstance(output, Tempered):
+        given, temperature = output.given, output.temperature
+    logits = plain_output(given)
+    of_classes = isinstance(logits, Tensor) and logits.ndim == 2 and logits.shape[1] > 1
+    if of_classes and score.features == DEFAULT_FEATURES and not torch.compiler.is_compiling():
+        weights = (*score.slopes(exit_index), temperature)
+        if type(logits) is Tensor and logits.device.type == "cpu":
+            rows = logits.detach().double().contiguous().numpy()
+            return torch.from_numpy(learned_confidences(rows, temperature, np.asarray(weights)))
+        if has_triton(logits) and logits.shape[1] <= MOST_CLASSES:
+            return _fused(logits, weights)
     parts = {name: confidence(name, output) for name in score.inputs}
     device = next(iter(parts.values())).device
     host = device.type == "mps"  # which has no float64
     doubles = {name: (each.cpu() if host else each).double() for name, each in parts.items()}
     found: Tensor = score.at(torch, exit_index, doubles)
     return found.float().to(device)
+
+
+def _fused(logits: Tensor, weights: tuple[float, ...]) -> Tensor:
+    """Return the confidences of a learned score by one kernel."""
+    from swiftsure.torch._score_kernels import learned_kernel
+
+    n, n_classes = logits.shape
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    constants = _constants(weights, n_classes, logits.device)
+    found = torch.empty(n, dtype=torch.float32, device=logits.device)
+    if n:
+        block = 1 << (n_classes - 1).bit_length()
+        learned_kernel[(n,)](logits, found, constants, n_classes, logits.stride(0), BLOCK=block)
+    return found
+
+
+@cache  # for ever, since graphs that were captured read them
+def _constants(weights: tuple[float, ...], n_classes: int, device: torch.device) -> Tensor:
+    values = [*weights, math.log(n_classes), STEPS, SHIFT, EDGE]
+    return torch.tensor(values, dtype=torch.float64, device=device)
+
+
+def warn_of_probabilities(output: Any, stacklevel: int = 4) -> None:
+    """Warn if a model's outputs, (n, n_classes, ...), are probabilities; waits for the device."""
+    if isinstance(output, Tensor) and output.ndim in (2, 4) and output.is_floating_point():
+        rows = output[:MOST_LOOKED_AT].detach().float().cpu().movedim(1, -1)
+        if rows.numel():
+            warn_of_rows(rows.numpy(), stacklevel, what="The model's outputs")
 
 
 def _own_confidence(output: Any) -> Tensor:

@@ -2,7 +2,6 @@
 
 import copy
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from transformers import DynamicCache
 from swiftsure.exits import exit_indices
 from swiftsure.text import CalmModel, CalmRule, early_exits
 from swiftsure.text.calm import steps
-from swiftsure.text.calm.confidences import Logits
 from tests.text.builders import MODELS, batch, llama, new_tokens, single, t5
 from tests.text.calm.slow import (
     OPTIONS,
@@ -23,8 +21,6 @@ from tests.text.calm.slow import (
     fast_model,
     frozen_after_exit,
 )
-
-pytestmark = pytest.mark.usefixtures("each_kind_of_step")
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if "deeper" not in name])
@@ -263,54 +259,3 @@ def test_a_step_records_exits_and_remaining_thresholds():
     assert depths.tolist() == [2, 1, 6, 2]
     assert (list(step.active_rows), step.levels) == ([2], [0.3])
     assert looks[:, 1].isnan().tolist() == [False, True, False, False]
-
-
-def test_a_step_takes_all_rows_where_a_mask_is_cheaper():
-    assert steps.step_on(torch.device("cpu")) is steps.Step
-    assert steps.step_on(torch.device("cuda")) is steps.MaskedStep
-
-
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("levels", [0.5, [0.25, 0.5, 0.5, 0.75, 0.5, 0.25]])
-def test_both_kinds_of_step_agree(levels, strict):
-    """They agree on exits, ties included, and on all logits."""
-    random = torch.Generator().manual_seed(0)
-    n, n_blocks, vocabulary = 6, 5, 7
-
-    def measured(table, look):
-        return table if look.rows is None else table[look.rows]
-
-    def head(table, inputs):
-        return table[inputs[:, 0, 0].long()].unsqueeze(1)
-
-    seen_depths = set()
-    for _ in range(40):
-        scores = torch.randint(0, 5, (n_blocks - 1, n), generator=random) / 4
-        logits = torch.randn(n_blocks, n, vocabulary, generator=random)
-        states = torch.arange(n).reshape(n, 1, 1).float()  # the number of its row
-        finished = torch.nonzero(torch.rand(n, generator=random) < 0.2).flatten().tolist()
-        found = []
-        for kind in (steps.Step, steps.MaskedStep):
-            step = kind(n, n_blocks, states.device, levels, may_exit=True)
-            step.previous = states
-            if finished:
-                step.finish(finished)
-            for k in range(n_blocks - 1):
-                if step.n_active:
-                    look = step.look(k, states)
-                    seen = Logits(None, measured(logits[k], look))
-                    step.exit_confident(look, measured(scores[k], look), seen, strict=strict)
-            whole = None
-            if step.rows_known:
-                whole = step.all_logits(partial(head, logits[-1]), states)
-                whole = whole[[row for row in range(n) if row not in finished]]
-            found.append(
-                (step.depths, step.heads, [note.tolist() for note in step.results()[1:]], whole)
-            )
-        (depths, heads, notes, whole), (*others, masked) = found
-        assert others[:2] == [depths, heads]
-        assert str(others[2]) == str(notes)  # NaN where no confidence was computed
-        assert (whole is None) == (masked is None)
-        assert whole is None or torch.equal(whole, masked)
-        seen_depths.update(depths)
-    assert seen_depths == set(range(n_blocks + 1))

@@ -6,8 +6,8 @@ import torch
 from transformers import DynamicCache
 
 from swiftsure.text import CalmModel, CalmRule, ExitHeads
-from swiftsure.text.calm import capture, faster_way
-from swiftsure.text.calm.regrouped import Regrouped
+from swiftsure.text.calm import capture
+from swiftsure.text.calm.loops import Queues
 from swiftsure.torch import CaptureLimits
 from tests.text.builders import KINDS, MODELS, batch, kind, llama, t5
 from tests.text.calm.slow import OPTIONS, RULES, TOKENS, fast_model
@@ -20,7 +20,8 @@ DEVICES = [
         "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
     ),
 ]
-LOOPS = {"together": 10**6, "regrouped": 1}
+LOOPS = ["device", "queues"]
+"""Whether the device or the host decides, where conditional graphs are possible."""
 
 
 @pytest.fixture(params=DEVICES)
@@ -34,8 +35,14 @@ def device(request, monkeypatch):
 @pytest.fixture(params=LOOPS)
 def loop(request, monkeypatch):
     for name in ("cpu", "cuda"):
-        monkeypatch.setitem(capture.REGROUP_FROM, name, LOOPS[request.param])
         monkeypatch.setitem(capture.LARGEST_GROUP, name, 3)
+    if request.param == "queues":
+        own = capture.CapturedDecoding.loop
+        monkeypatch.setattr(
+            capture.CapturedDecoding,
+            "loop",
+            lambda self, shape, plan, *, by_host: own(self, shape, plan, by_host=True),
+        )
     return request.param
 
 
@@ -78,8 +85,7 @@ def test_families_as_captured(name, device, loop):
 
 
 @pytest.mark.parametrize("name", [*KINDS, *(name for name in MODELS if name != "T5")])
-def test_every_family(name, monkeypatch):
-    monkeypatch.setitem(capture.REGROUP_FROM, "cpu", 1)
+def test_every_family(name):
     model = (MODELS[name] if name in MODELS else lambda: kind(name))().double()
     plain, captured = both(fast_model(model, RULES["softmax"]), "cpu")
     check_same(plain, captured, batch(4, model), **OPTIONS)
@@ -145,12 +151,11 @@ def test_exit_heads(score, device, loop):
 
 def test_rows_that_exited_go_on_while_others_are_deep(monkeypatch):
     """A group of rows may be at other tokens than the rest of its batch."""
-    monkeypatch.setitem(capture.REGROUP_FROM, "cpu", 2)
     monkeypatch.setitem(capture.LARGEST_GROUP, "cpu", 3)
     seen = []
-    run = Regrouped._run
+    run = Queues._run
     monkeypatch.setattr(
-        Regrouped, "_run", lambda self, k: (seen.append(np.ptp(self.steps)), run(self, k))[1]
+        Queues, "_run", lambda self, k: (seen.append(np.ptp(self.steps)), run(self, k))[1]
     )
     plain, captured = both(fast_model(t5(), RULES["softmax"]), "cpu")
     check_same(plain, captured, batch(8, plain.model), max_new_tokens=TOKENS, eos_token_id=None)
@@ -164,7 +169,7 @@ def test_captured_sizes_are_reused(monkeypatch):
         captured.generate(**batch(4, captured.model, seed), **OPTIONS)
         graphs = captured._captured.budget.graphs
         assert graphs < 40
-    assert len(captured._captured._sessions) == 1
+    assert len(captured._captured._loops) == 1
 
 
 @pytest.mark.parametrize("in_place", [True, False])
@@ -184,22 +189,22 @@ def test_weights_may_change(in_place, device):
 @pytest.mark.parametrize("slow", ["early", "full"])
 def test_the_faster_way_is_kept(slow, monkeypatch):
     clock = iter(range(10**6))
-    monkeypatch.setattr(faster_way, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(capture, "perf_counter", lambda: next(clock))
     plain, _ = both(fast_model(t5(), RULES["softmax"]), "cpu")
     model, inputs = plain.model, batch(4, plain.model)
     captured = CalmModel(model, plain.rule, capture=True, full_if_faster=True)
     wanted = {"early": plain.generate(**inputs, **OPTIONS).sequences}
     wanted["full"] = model.generate(**inputs, **OPTIONS)
     assert not torch.equal(wanted["early"], wanted["full"])
-    run = capture.CapturedDecoding._loop
+    run = capture.CapturedDecoding.join
 
-    def slowed(self, session, request):
-        if session.faster.way == slow:
+    def slowed(self, loop, rows, prepared, thresholds):
+        if np.isinf(thresholds).all() == (slow == "full"):
             for _ in range(1000):
                 next(clock)
-        return run(self, session, request)
+        return run(self, loop, rows, prepared, thresholds)
 
-    monkeypatch.setattr(capture.CapturedDecoding, "_loop", slowed)
+    monkeypatch.setattr(capture.CapturedDecoding, "join", slowed)
     ways = []
     for _ in range(6):
         found = captured.generate(**inputs, **OPTIONS).sequences

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from swiftsure.text.calm.looks import Turn, cosine, decide, gap_and_token, turn
+from swiftsure.text.calm.looks import Batch, cosine, decide, gap_and_token, turn
 
 DEVICES = [
     "cpu",
@@ -30,60 +30,67 @@ def test_confidences(device, dtype):
         torch.testing.assert_close(cosine(logits, other), wanted, atol=1e-5, rtol=1e-5)
 
 
+def example(device, ends=(), n=4):
+    """Four rows at tokens of their own, the last of which has ended."""
+
+    def whole(*values):
+        return torch.tensor(values, dtype=torch.long, device=device)
+
+    def flags(*values):
+        return torch.tensor(values, dtype=torch.bool, device=device)
+
+    return Batch(
+        tokens=whole(1, 1, 1, 1),
+        positions=whole(4, 6, 5, 9),
+        finished=flags(False, False, False, True),
+        exited=flags(False, False, False, True),
+        levels=torch.tensor([0.5, 0.4, 0.0, 0.1], device=device),
+        first=whole(2, 6, 3, 7),
+        limits=whole(9, 9, 3, 3),
+        level_table=torch.arange(30.0, device=device).view(n + 1, 6),
+        ends=whole(*ends),
+        pad=whole(2),
+        found=whole(-1, -1, -1, -1),
+        log=torch.zeros((2, 5, n), device=device),
+        behind=whole(0, 3, 0),
+        left=torch.zeros((), dtype=torch.bool, device=device),
+        alive=torch.zeros((), dtype=torch.bool, device=device),
+    )
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("strict", [False, True])
 def test_decisions(device, strict):
-    def on(*values, dtype):
-        return torch.tensor(values, dtype=dtype, device=device)
-
-    scores = on(0.5, 0.5, float("nan"), 0.9, dtype=torch.float32)
+    it = example(device)
+    scores = torch.tensor([0.5, 0.5, float("nan"), 0.9], device=device)
     scores = torch.stack([1 - scores, scores], dim=1)[:, 1]  # as of a classifier: not contiguous
-    levels = on(0.5, 0.4, 0.0, 0.1, dtype=torch.float32)
-    exited = on(False, False, False, True, dtype=torch.bool)
-    left, step = on(False, dtype=torch.bool)[0], on(2, dtype=torch.long)
-    log = torch.zeros((5, 4), device=device)
-    chosen = on(-1, -1, -1, -1, dtype=torch.long)
-    tokens = on(10, 11, 12, 13, dtype=torch.long)
-    where = on(3, 3, 3, 3, dtype=torch.long), torch.zeros((), dtype=torch.long, device=device)
-    decide(scores, levels, exited, left, log, step, tokens, chosen, *where, strict=strict)
-    assert exited.tolist() == [not strict, True, False, True]
-    assert chosen.tolist() == [-1 if strict else 10, 11, -1, -1]
-    assert bool(left)
-    assert int(where[1]) == 4
-    assert log.nan_to_num(7.0).sum(dim=1).tolist() == pytest.approx([0, 0, 8.9, 0, 0])
-    lower, given = levels - 1, scores.nan_to_num(1.0)
-    decide(given, lower, exited, left, log, step, None, chosen, *where, strict=strict)
-    assert not bool(left)
+    tokens = torch.tensor([10, 11, 12, 13], device=device)
+    decide(scores, 1, tokens, it, strict=strict)
+    assert it.exited.tolist() == [not strict, True, False, True]
+    assert it.found.tolist() == [-1 if strict else 10, 11, -1, -1]
+    assert bool(it.left)
+    assert it.behind.tolist() == [0, -1, 0]
+    assert not it.log[0].any()
+    steps = it.log[1].nan_to_num(7.0).cpu()
+    assert steps[[2, 0, 2, 2], range(4)].tolist() == pytest.approx([0.5, 0.5, 7.0, 0.9])
+    it.levels.sub_(1)
+    decide(scores.nan_to_num(1.0), 0, None, it, strict=strict)
+    assert not bool(it.left)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("ends", [(), (7,), (9, 7)])
 def test_turns(device, ends):
-    def whole(*values):
-        return torch.tensor(values, dtype=torch.long, device=device)
-
-    n = 3
-    it = Turn(
-        tokens=whole(1, 1, 1),
-        positions=whole(4, 4, 4),
-        finished=torch.tensor([False, True, False], device=device),
-        exited=torch.zeros(n, dtype=torch.bool, device=device),
-        levels=torch.zeros(n, device=device),
-        output=torch.zeros((n + 1, 6), dtype=torch.long, device=device),
-        level_table=torch.arange(24.0, device=device).view(n + 1, 6),
-        ends=whole(*ends),
-        pad=whole(2),
-        step=whole(3),
-        limit=whole(5),
-        alive=torch.ones((), dtype=torch.bool, device=device),
-    )
-    turn(whole(7, 8, 5), it)
-    over = [bool(ends), True, False]
+    it = example(device, ends)
+    it.found.copy_(torch.tensor([7, 8, 5, 6]))
+    turn(it)
+    over = [bool(ends), False, True, True]  # by its end token; not; by its limit; before
     assert it.finished.tolist() == it.exited.tolist() == over
-    assert it.tokens.tolist() == it.output[:n, 3].tolist() == [7, 2, 5]
-    assert (it.positions.tolist(), it.step.item()) == ([5, 5, 5], 4)
-    assert it.levels.tolist() == [4.0, 10.0, 16.0]
+    assert it.tokens.tolist() == [7, 8, 5, 2]
+    assert it.positions.tolist() == [5, 7, 6, 9]
+    assert it.levels[:3].tolist() == [3.0, 7.0, 15.0]
+    assert it.behind.tolist() == [1, 4, 1]
     assert bool(it.alive)
-    turn(whole(3, 3, 3), it)  # the last token
+    it.limits.fill_(1)
+    turn(it)
     assert not bool(it.alive)
-    assert int(it.output.sum()) == 7 + 2 + 5 + (2 if ends else 3) + 2 + 3

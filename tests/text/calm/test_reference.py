@@ -10,7 +10,7 @@ from swiftsure.torch.scoring import top_diff
 from tests.torch.reference import Reference
 
 REFERENCE = Reference("calm_t5")
-pytestmark = [REFERENCE.needed, pytest.mark.usefixtures("each_kind_of_step")]
+pytestmark = REFERENCE.needed
 
 
 @pytest.fixture(scope="module")

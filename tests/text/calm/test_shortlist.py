@@ -10,8 +10,6 @@ from swiftsure.text.decoder import decoder_of
 from swiftsure.torch.scoring import top_diff
 from tests.text.builders import batch, t5
 
-pytestmark = pytest.mark.usefixtures("each_kind_of_step")
-
 
 def looks(model, n=64):
     """States of four blocks, each a step from the one before."""

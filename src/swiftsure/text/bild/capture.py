@@ -19,8 +19,7 @@ from swiftsure.text.bild.decoding import Decoding, Question, Questions
 from swiftsure.text.bild.rules import DraftRule, Judgement, Proposal, Rollback
 from swiftsure.text.decoder import decoder_of
 from swiftsure.text.sessions import Sessions
-from swiftsure.text.static_decoder import StaticDecoder, StaticShape
-from swiftsure.text.static_encoder import StaticEncoder
+from swiftsure.text.static_decoder import StaticDecoder, StaticEncoder, StaticShape
 from swiftsure.torch.capture import CaptureBudget, CaptureLimits, Recorder
 from swiftsure.torch.conditional import run_if
 

@@ -53,11 +53,11 @@ def decide_kernel(
     exited,
     left,
     log,
-    step,
+    positions,
+    first,
     tokens,
     chosen,
-    positions,
-    filled,
+    behind,
     n,
     HAS_TOKENS: tl.constexpr,
     STRICT: tl.constexpr,
@@ -73,14 +73,17 @@ def decide_kernel(
         passed = score > level
     else:
         passed = score >= level
-    tl.store(log + tl.load(step) * n + row, score, mask=inside)
+    step = tl.load(positions + row, mask=inside, other=0) - tl.load(
+        first + row, mask=inside, other=0
+    )
+    tl.store(log + step * n + row, score, mask=inside)
     if HAS_TOKENS:
         token = tl.load(tokens + row, mask=inside, other=0)
         tl.store(chosen + row, token, mask=inside & passed & (before == 0))
     after = before | passed
     tl.store(exited + row, after.to(tl.int8), mask=inside)
     tl.store(left, tl.max((inside & (after == 0)).to(tl.int8)))
-    tl.store(filled, tl.load(positions) + 1)
+    tl.store(behind, -1)
 
 
 @triton.jit
@@ -88,40 +91,42 @@ def turn_kernel(
     found,
     tokens,
     positions,
+    first,
+    limits,
     finished,
     exited,
-    output,
     level_table,
     levels,
     ends,
     pad,
-    step,
-    limit,
+    behind,
     alive,
     n,
-    columns,
     level_columns,
+    parts,
     N_ENDS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     """Do what `looks.turn` documents, in one program."""
     row = tl.arange(0, BLOCK)
     inside = row < n
-    now = tl.load(step)
-    over = tl.load(finished + row, mask=inside, other=1) != 0
+    before = tl.load(finished + row, mask=inside, other=1) != 0
     token = tl.load(found + row, mask=inside, other=0)
-    token = tl.where(over, tl.load(pad), token)
-    tl.store(output + row.to(tl.int64) * columns + now, token, mask=inside)
+    token = tl.where(before, tl.load(pad), token)
+    place = tl.load(positions + row, mask=inside, other=0)
+    step = place - tl.load(first + row, mask=inside, other=0) + 1
+    over = before | (step >= tl.load(limits + row, mask=inside, other=0))
     for each in tl.static_range(N_ENDS):
         over = over | (token == tl.load(ends + each))
     tl.store(tokens + row, token, mask=inside)
     tl.store(finished + row, over.to(tl.int8), mask=inside)
     tl.store(exited + row, over.to(tl.int8), mask=inside)
-    place = tl.load(positions + row, mask=inside, other=0) + 1
-    tl.store(positions + row, place, mask=inside)
-    column = tl.minimum(now + 1, level_columns - 1)
+    tl.store(positions + row, tl.where(before, place, place + 1), mask=inside)
+    column = tl.minimum(step, level_columns - 1)
     level = tl.load(level_table + row.to(tl.int64) * level_columns + column, mask=inside, other=0.0)
     tl.store(levels + row, level, mask=inside)
-    more = tl.max((inside & (over == 0)).to(tl.int8))
-    tl.store(alive, tl.where(now + 1 < tl.load(limit), more, 0).to(tl.int8))
-    tl.store(step, now + 1)
+    tl.store(alive, tl.max((inside & (over == 0)).to(tl.int8)))
+    part = tl.arange(0, PARTS)
+    lacking = tl.load(behind + part, mask=part < parts, other=0)
+    tl.store(behind + part, lacking + 1, mask=part < parts)

@@ -5,9 +5,9 @@ that are confident enough exit. How the block runs depends on which tokens still
 
 - all: it runs as usual;
 - none: it does not run, and the keys and values of the exit states are owed to the cache;
-- some, in a small batch or on a GPU, where more rows take no longer: it runs on all rows, and
-  exited tokens keep their exit states. A block computes keys and values from its input states, so
-  the exited tokens' keys and values come from their exit states;
+- some, of a small batch, where more rows take no longer: it runs on all rows, and exited tokens
+  keep their exit states. A block computes keys and values from its input states, so the exited
+  tokens' keys and values come from their exit states;
 - some, otherwise: it runs on the remaining rows only, and the others' keys and values are computed
   separately.
 
@@ -29,7 +29,7 @@ from swiftsure.text.calm.cache import ExitLayer, prepare_cache, rows_of_cache
 from swiftsure.text.calm.confidences import Confidence, look_exits
 from swiftsure.text.calm.results import Trace
 from swiftsure.text.calm.rules import CalmRule, check_thresholds
-from swiftsure.text.calm.steps import SplitRows, Step, rows_of, step_on
+from swiftsure.text.calm.steps import SplitRows, Step, rows_of
 from swiftsure.text.decoder import Decoder, argument_names
 from swiftsure.text.exit_heads import ExitHeads
 
@@ -120,14 +120,12 @@ class Engine:
     def _begin_step(self, number: int, fed: Tensor) -> Step:
         alone = fed.shape[1] == 1
         levels = self.rule.levels(self.thresholds, number)
-        reachable = levels < 1 if self.rule.strict else levels <= 1
         may_exit = (
             alone
-            and bool(reachable.any())
+            and bool(self.rule.reachable(levels).any())
             and (number > 0 or self.decoder.config.is_encoder_decoder)
         )
-        make = step_on(fed.device)
-        step = make(len(fed), len(self.blocks), fed.device, levels.tolist(), may_exit)
+        step = Step(len(fed), len(self.blocks), fed.device, levels.tolist(), may_exit)
         if alone and self._finished:
             step.finish(sorted(self._finished))
         return step
@@ -159,18 +157,18 @@ class Engine:
             scores = self.confidence.measure(look)
             step.exit_confident(look, scores, self.confidence.computed, strict=self.rule.strict)
         step.previous = states
-        if step.n_active and step.runs_all_rows:
+        if step.n_active == step.n:
             return forward(*args, **kwargs)
         arguments = dict(zip(self._names[index], args, strict=False), **kwargs)
         if step.n_active == 0:
             layer = _self_attention_layers(arguments[self._cache_name])[index]
             layer.owe(states, arguments.get("position_embeddings"))
             return self.decoder.skipped(states, arguments)
+        split: SplitRows = step.split  # type: ignore[assignment]
         if step.compacts:
-            split: SplitRows = step.split  # type: ignore[assignment]
             return self._run_compacted(split, index, forward, states, arguments)
         output = forward(*args, **kwargs)
-        return _with_states(output, torch.where(step.exited_mask, states, _states(output)))
+        return _with_states(output, torch.where(split.exited_mask, states, _states(output)))
 
     def _run_compacted(
         self,

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-__all__ = ["Turn", "cosine", "decide", "gap_and_token", "turn"]
+from swiftsure.exits import reaches
+
+__all__ = ["Batch", "cosine", "decide", "gap_and_token", "turn"]
 
 MAX_FUSED = 4096
 """Rows that one program decides about."""
@@ -50,89 +52,28 @@ def gap_and_token(logits: Tensor) -> tuple[Tensor, Tensor]:
     return gaps, tokens
 
 
-def decide(
-    scores: Tensor,
-    levels: Tensor,
-    exited: Tensor,
-    left: Tensor,
-    log: Tensor,
-    step: Tensor,
-    tokens: Tensor | None,
-    chosen: Tensor,
-    positions: Tensor,
-    filled: Tensor,
-    *,
-    strict: bool,
-) -> None:
-    """Let rows exit, and record their confidences.
-
-    Parameters
-    ----------
-    scores, levels : (n,)
-    exited : (n,)
-        Rows that exited before; those that pass are added.
-    left : ()
-        Written: whether a row is left.
-    log : (steps, n)
-        Row `step` is written.
-    step : (1,)
-    tokens : (n,), optional
-        What the rows would say.
-    chosen : (n,)
-        Written where a row exits now, if there are tokens.
-    positions : (n,)
-        All the same.
-    filled : ()
-        Written: the position after this token's.
-    """
-    n = len(scores)
-    if _fused(scores) and n <= MAX_FUSED:
-        from swiftsure.text.calm._look_kernels import decide_kernel
-
-        decide_kernel[(1,)](
-            scores.contiguous(),
-            levels,
-            exited.view(torch.int8),
-            left.view(torch.int8),
-            log,
-            step,
-            chosen if tokens is None else tokens,
-            chosen,
-            positions,
-            filled,
-            n,
-            HAS_TOKENS=tokens is not None,
-            STRICT=strict,
-            BLOCK=_power(n),
-        )
-        return
-    passed = scores > levels if strict else scores >= levels
-    log.index_copy_(0, step, scores[None])
-    if tokens is not None:
-        chosen.copy_(torch.where(passed & ~exited, tokens, chosen))
-    exited |= passed
-    filled.copy_(positions[0] + 1)
-    left.copy_((~exited).any())
-
-
-class Turn(NamedTuple):
-    """Fixed tensors that a turn reads and changes.
+class Batch(NamedTuple):
+    """Fixed tensors that decisions and turns read and change; rows may be at different tokens.
 
     Attributes
     ----------
     tokens, positions, finished, exited, levels : (n,)
-        Written: what the next token begins with.
-    output : (rows, columns)
-        Column `step` is written.
+        Written by a turn: what the next token begins with.
+    first : (n,)
+        Position from which the first answer token was computed.
+    limits : (n,)
+        Largest number of answer tokens.
     level_table : (rows, columns)
     ends : (any,), pad : (1,)
         Tokens that end a sequence, and the one that follows them.
-    step : (1,)
-        Number of the token; counted up.
-    limit : (1,)
-        Largest number of tokens.
-    alive : ()
-        Written: whether a sequence goes on.
+    found : (n,)
+        Tokens of rows that exited.
+    log : (looks, tokens, n)
+        Confidences.
+    behind : (segments,)
+        Positions before the current one whose keys and values a segment lacks; -1 once it has run.
+    left, alive : ()
+        Whether a row is left that has not exited; whether a sequence goes on.
     """
 
     tokens: Tensor
@@ -140,53 +81,102 @@ class Turn(NamedTuple):
     finished: Tensor
     exited: Tensor
     levels: Tensor
-    output: Tensor
+    first: Tensor
+    limits: Tensor
     level_table: Tensor
     ends: Tensor
     pad: Tensor
-    step: Tensor
-    limit: Tensor
+    found: Tensor
+    log: Tensor
+    behind: Tensor
+    left: Tensor
     alive: Tensor
 
 
-def turn(found: Tensor, it: Turn) -> None:
-    """Append the tokens that were found, (n,), and go on to the next ones."""
-    n = len(found)
-    if _fused(found) and n <= MAX_FUSED:
+def decide(scores: Tensor, segment: int, tokens: Tensor | None, it: Batch, *, strict: bool) -> None:
+    """Let rows exit after a segment, and record their confidences.
+
+    Parameters
+    ----------
+    scores : (n,)
+    segment : int
+    tokens : (n,), optional
+        What the rows would say.
+    it : Batch
+    strict : bool
+    """
+    n, log = len(scores), it.log[segment]
+    if _fused(scores) and n <= MAX_FUSED:
+        from swiftsure.text.calm._look_kernels import decide_kernel
+
+        decide_kernel[(1,)](
+            scores.contiguous(),
+            it.levels,
+            it.exited.view(torch.int8),
+            it.left.view(torch.int8),
+            log,
+            it.positions,
+            it.first,
+            it.found if tokens is None else tokens,
+            it.found,
+            it.behind[segment],
+            n,
+            HAS_TOKENS=tokens is not None,
+            STRICT=strict,
+            BLOCK=_power(n),
+        )
+        return
+    passed = reaches(scores, it.levels, strict=strict)
+    log.scatter_(0, (it.positions - it.first)[None], scores[None])
+    if tokens is not None:
+        it.found.copy_(torch.where(passed & ~it.exited, tokens, it.found))
+    it.exited.logical_or_(passed)
+    it.behind[segment].fill_(-1)
+    it.left.copy_((~it.exited).any())
+
+
+def turn(it: Batch) -> None:
+    """Take the tokens that were found, and go on to the next ones; ended rows stay as they are."""
+    n = len(it.found)
+    if _fused(it.found) and n <= MAX_FUSED:
         from swiftsure.text.calm._look_kernels import turn_kernel
 
         turn_kernel[(1,)](
-            found,
+            it.found,
             it.tokens,
             it.positions,
+            it.first,
+            it.limits,
             it.finished.view(torch.int8),
             it.exited.view(torch.int8),
-            it.output,
             it.level_table,
             it.levels,
             it.ends if len(it.ends) else it.pad,
             it.pad,
-            it.step,
-            it.limit,
+            it.behind,
             it.alive.view(torch.int8),
             n,
-            it.output.shape[1],
             it.level_table.shape[1],
+            len(it.behind),
             N_ENDS=len(it.ends),
             BLOCK=_power(n),
+            PARTS=_power(len(it.behind)),
         )
         return
-    tokens = torch.where(it.finished, it.pad, found)
-    it.output[:n].index_copy_(1, it.step, tokens[:, None])
+    over = it.finished.clone()
+    tokens = torch.where(over, it.pad, it.found)
+    steps = it.positions - it.first + 1
+    ended = steps >= it.limits
     if len(it.ends):
-        it.finished.logical_or_((tokens[:, None] == it.ends).any(dim=1))
+        ended |= (tokens[:, None] == it.ends).any(dim=1)
+    it.finished.logical_or_(ended)
     it.exited.copy_(it.finished)
     it.tokens.copy_(tokens)
-    it.positions.add_(1)
-    it.step.add_(1)
-    column = it.step.clamp(max=it.level_table.shape[1] - 1)
-    it.levels.copy_(it.level_table[:n].index_select(1, column)[:, 0])
-    it.alive.copy_(((~it.finished).any() & (it.step < it.limit))[0])
+    it.positions.copy_(torch.where(over, it.positions, it.positions + 1))
+    it.behind.add_(1)
+    columns = steps.clamp(max=it.level_table.shape[1] - 1)
+    it.levels.copy_(it.level_table[:n].gather(1, columns[:, None])[:, 0])
+    it.alive.copy_((~it.finished).any())
 
 
 def _fused(tensor: Tensor) -> bool:

@@ -3,13 +3,11 @@
 Exits are decided and recorded on the host, in plain lists: reading the confidences waits for the
 device once, and for a few numbers lists are cheaper than arrays.
 
-On a CPU, blocks run on the remaining rows only, where that saves time (`Step`). On a GPU the time
-goes into launching kernels, however few the rows, so all rows run and a mask selects the results
-that count (`MaskedStep`).
+Blocks run on the remaining rows only, where that saves time; otherwise they run on all rows, and a
+mask keeps the states of those that exited. On a GPU, captured decoding is faster.
 """
 
 import math
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from itertools import repeat
@@ -18,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from swiftsure.exits import reaches
 from swiftsure.text.calm.confidences import Logits, Look
 
-__all__ = ["MaskedStep", "SplitRows", "Step", "rows_of", "step_on"]
+__all__ = ["SplitRows", "Step", "rows_of"]
 
 # Compacting copies the active rows' cached keys and values, and projects the exited rows
 # separately. On a CPU, at width 224, it made a batch of 32 a few percent faster and a batch of 8 a
@@ -88,8 +87,8 @@ class Step:
         self.n = self.n_active = n
         self.n_blocks = n_blocks
         self.device = device
-        self.all_levels = self.levels = levels
-        """Thresholds: one for all rows, or one per row; `levels` keeps those of active rows."""
+        self.levels = levels
+        """Thresholds: one for all rows, or one per active row."""
         self.may_exit = may_exit
         self.active_rows: Sequence[int] = range(n)
         """Rows that have not exited."""
@@ -118,17 +117,6 @@ class Step:
         """Whether blocks run on the active rows only."""
         return self.n >= COMPACT_FROM and self.n_active <= COMPACT_BELOW * self.n
 
-    @property
-    def runs_all_rows(self) -> bool:
-        """Whether no row has to keep its state."""
-        return self.n_active == self.n
-
-    @property
-    def exited_mask(self) -> Tensor:
-        """Mask of the rows that exited, (n, 1, 1); only once some have."""
-        split: SplitRows = self.split  # type: ignore[assignment]
-        return split.exited_mask
-
     def look(self, exit_index: int, states: Tensor) -> Look:
         """Return the confidence's input for the active rows; `states` are (n, 1, width)."""
         now, before = states[:, 0], self.previous[:, 0]  # type: ignore[index]
@@ -154,10 +142,9 @@ class Step:
 
     def _passing(self, scores: Iterable[float], strict: bool) -> list[int]:
         """Return the rows that pass, as positions among the active rows."""
-        passes = operator.gt if strict else operator.ge  # NaN never passes, so it stays
         levels = repeat(self.levels) if isinstance(self.levels, float) else self.levels
-        compared = map(passes, scores, levels)
-        return [place for place, passed in enumerate(compared) if passed]
+        compared = zip(scores, levels, strict=False)
+        return [k for k, each in enumerate(compared) if reaches(*each, strict=strict)]
 
     def record_look(
         self, exit_index: int, scores: Sequence[float], computed: Logits | None
@@ -233,91 +220,6 @@ class Step:
             whole.index_copy_(0, index, forward(inputs.index_select(0, index))[:, 0])
             self._count_heads(others)
         return whole.unsqueeze(1)
-
-
-class MaskedStep(Step):
-    """A step that runs all rows until the last one exits."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._exited: Tensor | None = None
-        """Mask of the rows that exited, (n,); None until one has."""
-        self._with_logits: list[tuple[Tensor, Tensor]] = []
-        """For each look with exits: mask of the rows that exited, (n, 1), and all rows' logits."""
-
-    compacts = False
-
-    @property
-    def runs_all_rows(self) -> bool:
-        """Whether no row has to keep its state."""
-        return self._exited is None
-
-    @property
-    def exited_mask(self) -> Tensor:
-        """Mask of the rows that exited, (n, 1, 1); only once some have."""
-        return self._exited.view(-1, 1, 1)  # type: ignore[union-attr]
-
-    @cached_property
-    def _device_levels(self) -> float | Tensor:
-        return _levels_on(self.all_levels, self.device)
-
-    @cached_property
-    def _unknown(self) -> set[int]:
-        """Rows whose logits are not known."""
-        return set(range(self.n))
-
-    def look(self, exit_index: int, states: Tensor) -> Look:
-        """Return the confidence's input for all rows, including exited ones."""
-        now, before = states[:, 0], self.previous[:, 0]  # type: ignore[index]
-        return Look(exit_index, now, before, None, self.n, self._device_levels)
-
-    def exit_confident(
-        self, look: Look, scores: Tensor, computed: Logits | None, *, strict: bool
-    ) -> None:
-        """Let the rows exit whose confidence passes: recorded on the host, masked on the device.
-
-        Both compare the same float32 numbers, so they agree.
-        """
-        passed = scores > look.levels if strict else scores >= look.levels
-        values = scores.tolist()
-        values = [values[row] for row in self.active_rows]
-        self._looks.append((look.exit_index, self.active_rows, values))
-        if computed is not None:
-            whole = self.active_rows
-            if computed.index is not None:
-                whole = sorted(set(whole).intersection(computed.index.tolist()))
-            self._count_heads(whole)
-        exiting = self._passing(values, strict)
-        if not exiting:
-            return
-        if computed is not None:
-            now = passed if self._exited is None else passed & ~self._exited
-            # Unseen rows get arbitrary logits here; they do not exit, so the mask drops them.
-            self._with_logits.append((now.unsqueeze(1), computed.of(None, self.n)))
-            self._unknown.difference_update(self.active_rows[place] for place in exiting)
-        self._exited = passed if self._exited is None else self._exited | passed
-        self._record_exits(look.exit_index + 1, exiting, known=computed is not None)
-
-    def finish(self, rows: Sequence[int]) -> None:
-        """Let the rows of finished sequences exit before any block; they need no mask."""
-        self._record_exits(0, rows, known=False)
-
-    def all_logits(self, forward: Callable[..., Tensor], inputs: Tensor) -> Tensor:
-        """Return the logits of all rows, (n, 1, vocabulary); the head runs on unknown ones."""
-        if self._unknown:
-            whole = forward(inputs)[:, 0]
-            self._count_heads(self._unknown)
-            kept = self._with_logits
-        else:
-            (_, whole), *kept = self._with_logits
-        for exited, logits in kept:
-            whole = torch.where(exited, logits, whole)
-        return whole.unsqueeze(1)
-
-
-def step_on(device: torch.device) -> type[Step]:
-    """Return the step class that is faster on a device."""
-    return Step if device.type == "cpu" else MaskedStep
 
 
 def _levels_on(levels: float | Sequence[float], device: torch.device) -> float | Tensor:
