@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from swiftsure.monitor import Monitor
     from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord, load_record
     from swiftsure.run import RunOptions
+    from swiftsure.scores import LearnedScore
     from swiftsure.study import simulate
     from swiftsure.study.evaluation import evaluate
     from swiftsure.study.pools import Repeats
@@ -55,6 +56,7 @@ __all__ = [
     "ExitRecord",
     "ExitRule",
     "GrowingCalibration",
+    "LearnedScore",
     "Loss",
     "LossRange",
     "Monitor",
@@ -103,6 +105,7 @@ _HOMES = {
     "Endpoint": "cascade",
     "ExitRecord": "records",
     "GrowingCalibration": "certify.anytime.calibration",
+    "LearnedScore": "scores",
     "Loss": "losses",
     "LossRange": "losses",
     "Monitor": "monitor",

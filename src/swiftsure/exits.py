@@ -8,13 +8,16 @@ certificate knows nothing.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from swiftsure._lib import checks
 from swiftsure._lib import kernels as _kernels
+
+if TYPE_CHECKING:
+    from swiftsure.scores import LearnedScore
 
 __all__ = [
     "NEVER",
@@ -37,8 +40,8 @@ class ExitRule:
 
     Attributes
     ----------
-    score : str or None
-        Name of the confidence; None for the record's only one, or top1.
+    score : str, LearnedScore or None
+        Name of the confidence, or one that was learned; None for the record's only one, or top1.
     threshold : float, tuple of float, or None
         One for all exits, or one per exit but the last. None means never, and in a request that it
         is to be found.
@@ -53,16 +56,28 @@ class ExitRule:
     array([0, 1, 2])
     """
 
-    score: str | None = None
+    score: "str | LearnedScore | None" = None
     threshold: float | tuple[float | None, ...] | None = None
     strict: bool = False
     min_exit: int = 0
 
     def __post_init__(self) -> None:
         """Check the first exit that may be taken."""
-        if self.score is not None and not isinstance(self.score, str):
-            raise TypeError(f"`score` must be the name of a score, but got {self.score!r}.")
+        if self.score is not None and not isinstance(self.score, str) and not self.is_learned:
+            raise TypeError(
+                f"`score` must be the name of a score, or a LearnedScore, but got {self.score!r}."
+            )
         checks.count("min_exit", self.min_exit, 0)
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether the score is a LearnedScore, which computes confidences from others."""
+        return hasattr(self.score, "confidences")
+
+    @property
+    def score_name(self) -> str | None:
+        """Name of the score, also of a learned one."""
+        return self.score if self.score is None else str(getattr(self.score, "name", self.score))
 
     def exits(self, confidences: ArrayLike) -> NDArray[np.int64]:
         """Return the exit that each sample takes; see `exit_indices`."""

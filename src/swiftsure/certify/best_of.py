@@ -19,10 +19,12 @@ from swiftsure.certify.policy import Policy
 from swiftsure.certify.promise import Promise
 from swiftsure.curves.costs import default_cost
 from swiftsure.records import ExitRecord, ThresholdRecord
+from swiftsure.scores import LearnedScore
 
 __all__ = ["calibrate_best", "with_selection"]
 
-Candidate = tuple[ExitRecord | ThresholdRecord, str | None]
+Score = str | LearnedScore
+Candidate = tuple[ExitRecord | ThresholdRecord, Score | None]
 
 
 def calibrate_best(
@@ -145,7 +147,7 @@ def _cheapest(policies: Mapping[str, Policy], cost: str) -> str:
     return min(policies, key=lambda name: policies[name].certificate.costs.means[cost][1])
 
 
-def _named(candidates: Any, score: str | None) -> dict[str, Candidate]:
+def _named(candidates: Any, score: Score | None) -> dict[str, Candidate]:
     """Return the candidates by name, one for each record and score."""
     if isinstance(candidates, ExitRecord | ThresholdRecord):
         candidates = [candidates]
@@ -165,12 +167,13 @@ def _named(candidates: Any, score: str | None) -> dict[str, Candidate]:
                 "`candidates` must be records, or pairs (record, score), but got"
                 f" {type(record).__name__}."
             )
-        names = list(record.confidences) if own is None else [own]
-        for each_score in names:
-            checks.choice("score", each_score, record.confidences)
-            title = str(name) if len(names) == 1 else f"{name} by {each_score}"
-            if len(names) > 1 and not isinstance(candidates, Mapping) and len(candidates) == 1:
-                title = each_score
+        scores: list[Score] = list(record.confidences) if own is None else [own]
+        for each_score in scores:
+            if isinstance(each_score, str):
+                checks.choice("score", each_score, record.confidences)
+            title = str(name) if len(scores) == 1 else f"{name} by {each_score}"
+            if len(scores) > 1 and not isinstance(candidates, Mapping) and len(candidates) == 1:
+                title = str(each_score)
             found[title] = (record, each_score)
     if not found:
         raise ValueError("`candidates` must not be empty.")

@@ -14,6 +14,7 @@ from swiftsure.certify.promise import CostPromise, Promise
 from swiftsure.curves.paths import Path, PathLike
 from swiftsure.curves.pilots import PilotPath
 from swiftsure.exits import ExitRule
+from swiftsure.scores import LearnedScore
 
 if TYPE_CHECKING:
     import os
@@ -90,8 +91,8 @@ class Calibration:
         Among `swiftsure.bounds.BOUNDS`, or "auto".
     path : None, "logit", "breakpoints", thresholds, Path or PilotPath
         Settings from safest to fastest; `Path.learn(pilot=200)` sets samples aside to learn it.
-    rule : ExitRule or str
-        When samples exit, apart from the threshold; a text is the name of the score.
+    rule : ExitRule, LearnedScore or str
+        When samples exit, apart from the threshold; a score stands for a rule with it.
     missing : {"raise", "worst", "stop"} or Ask
         What to do where a needed label is missing; see `ExitRecord.curve`.
     cost : str, optional
@@ -124,7 +125,7 @@ class Calibration:
         """Check and normalise every field, so that equal requests are equal."""
         control = _control(self.control, self.bound)
         rule: Any = self.rule
-        rule = ExitRule(rule) if rule is None or isinstance(rule, str) else rule
+        rule = rule if isinstance(rule, ExitRule) else ExitRule(rule)
         if not isinstance(rule, ExitRule) or rule.threshold is not None:
             raise ValueError(
                 "`rule` must be an ExitRule without a threshold, which is to be found."
@@ -226,7 +227,7 @@ class Calibration:
             "delta": self.delta,
             "control": {"name": self.control.name, "bound": self.bound, **self.control.options()},
             "path": path if path is None or isinstance(path, str) else path.to_json(),
-            "rule": {k: v for k, v in asdict(self.rule).items() if v not in (None, False, 0)},
+            "rule": _rule_json(self.rule),
             "missing": missing,
             "cost": self.cost,
         }
@@ -254,7 +255,7 @@ class Calibration:
                 delta=content["delta"],
                 control=Control(**content["control"]),
                 path=path,
-                rule=ExitRule(**content["rule"]),
+                rule=_rule(content["rule"]),
                 missing=missing,
                 cost=content["cost"],
             )
@@ -265,6 +266,25 @@ class Calibration:
         """Return the promises in short."""
         surety = f"{100 * (1 - self.delta):.12g} %"
         return f"{' and '.join(map(str, self.promises))}, with probability {surety}"
+
+
+def _rule_json(rule: ExitRule) -> dict[str, Any]:
+    """Return what an exit rule of a request says, as JSON."""
+    score = rule.score
+    said = {
+        "score": {"learned": score.to_json()} if isinstance(score, LearnedScore) else score,
+        "strict": rule.strict,
+        "min_exit": rule.min_exit,
+    }
+    return {name: value for name, value in said.items() if value not in (None, False, 0)}
+
+
+def _rule(content: Mapping[str, Any]) -> ExitRule:
+    """Return the rule that `_rule_json` wrote."""
+    score = content.get("score")
+    if isinstance(score, Mapping):
+        score = LearnedScore.from_json(score["learned"])
+    return ExitRule(**{**content, "score": score})
 
 
 def _promises(given: Any) -> tuple[Promise | CostPromise, ...]:
@@ -315,13 +335,14 @@ def calibrate(
     control: str | Control = "ucb",
     bound: str = "auto",
     path: PathLike | PilotPath = None,
+    score: str | LearnedScore | None = None,
     missing: Missing = "raise",
 ) -> "Policy":
     """Find and certify the fastest setting whose risk is at most ε.
 
     `calibrate(record, loss="zero_one", epsilon=0.01)` makes one promise about a mean. Others, and
     several at once, are values: `calibrate(record, [Promise(...), CostPromise(...)])`. For another
-    exit rule use `Calibration(promises, rule=ExitRule(score="entropy")).run(record)`.
+    exit rule use `Calibration(promises, rule=ExitRule(min_exit=1)).run(record)`.
 
     **Guarantee**: that of `Calibration`.
 
@@ -337,6 +358,9 @@ def calibrate(
         The one promise that the mean risk ("gap" by default, or the curve's own) is at most ε.
     delta, control, bound, path, missing
         As in `Calibration`.
+    score : str or LearnedScore, optional
+        What decides, chosen before the losses are seen; by default the record's only score, or
+        top1.
 
     Returns
     -------
@@ -360,6 +384,7 @@ def calibrate(
         control=control,  # type: ignore[arg-type]
         bound=bound,
         path=path,  # type: ignore[arg-type]
+        rule=ExitRule(score),
         missing=missing,
     )
     return request.run(record)  # type: ignore[return-value]

@@ -113,7 +113,7 @@ class LabelBudget:
             differs = record.inconsistencies[curve.loss_name] != 0
         path = Path(curve.thresholds, curve.path_kind)
         exits = {"strict": curve.strict, "min_exit": curve.min_exit}
-        first = first_setting(record.confidences[record.score_of(rule)], differs, path, exits)
+        first = first_setting(record.confidences_of(rule), differs, path, exits)
         return cls(checks.count("budget", labels, 0), first)
 
     def compared(self, controls: Mapping[str, Control]) -> dict[str, Control]:

@@ -32,6 +32,7 @@ from swiftsure.records.checks import (
     HOTTEST,
     confidence_array,
 )
+from swiftsure.scores import LearnedScore
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -162,6 +163,11 @@ class Policy(_Frozen):
             )
             _require(self.min_exit < n_exits, "min_exit must be an exit")
             _require(bool(self.score), "score must be named")
+            asked = None if self.calibration is None else self.calibration.rule
+            _require(
+                asked is None or not asked.is_learned or asked.score_name == self.score,
+                "score must be the learned score of the calibration",
+            )
             low, high = (0.0, 1.0) if certificate.path in paths.WITHIN_SCORES else (-3e38, 3e38)
             values = threshold if isinstance(threshold, tuple) else (threshold,)
             _require(
@@ -201,7 +207,15 @@ class Policy(_Frozen):
     @property
     def rule(self) -> ExitRule:
         """When samples exit under this policy: score, threshold, strict and min_exit."""
-        return ExitRule(self.score, self.threshold, self.strict, self.min_exit)
+        return ExitRule(self._own_score, self.threshold, self.strict, self.min_exit)
+
+    @property
+    def _own_score(self) -> str | LearnedScore | None:
+        """The score by name, or the learned score that the request holds."""
+        asked = None if self.calibration is None else self.calibration.rule
+        if asked is None or not asked.is_learned or asked.score_name != self.score:
+            return self.score
+        return asked.score
 
     def _exit_thresholds(self) -> NDArray[np.float32]:
         if self.thresholds is None:
@@ -283,6 +297,8 @@ class Policy(_Frozen):
         >>> policy.evaluate(rest).risk < 0.08
         True
         """
+        if isinstance(self.rule.score, LearnedScore):
+            record = self.rule.score.left_out(record)
         record = self._counted(record)
         promises = self.certificate.promises
         curve = self._curve(record, promises[0])

@@ -251,7 +251,7 @@ def _labelled(request: Calibration, record: Any) -> tuple[Any, Calibration]:
     if ask.labeller is None:
         raise ValueError("`missing` must be Ask(labeller): a policy's file does not keep it.")
     route: Any = request.path
-    path = Path.of(route, record.confidences[record.score_of(request.rule)])
+    path = Path.of(route, record.confidences_of(request.rule))
     request = replace(request, path=path, missing="stop")
     share, population = walk_delta(request), record.sampling.population
     several_starts = any(each.among == "exits" for each in request.risks)

@@ -223,10 +223,13 @@ def _drift(policy: Path | None, cost: str | None, record: Path | None) -> "Drift
     if record is None:
         return Drift(loaded, cost=cost)
     calibration, score = ss.load_record(record), loaded.score or ""
-    if not isinstance(calibration, ss.ExitRecord) or score not in calibration.confidences:
+    known = isinstance(calibration, ss.ExitRecord) and (
+        loaded.rule.is_learned or score in calibration.confidences
+    )
+    if not isinstance(calibration, ss.ExitRecord) or not known:
         raise ValueError(f"`--record` must hold confidences {score!r}, the policy's score.")
     first = min(loaded.min_exit, calibration.n_exits - 2)
-    return Drift(loaded, cost=cost, confidences=calibration.confidences[score][:, first])
+    return Drift(loaded, cost=cost, confidences=calibration.confidences_of(loaded.rule)[:, first])
 
 
 def _watch(

@@ -145,12 +145,16 @@ def parse_control(text: str) -> "Control_":
 
 
 def parse_rule(text: str | None) -> "ExitRule":
-    """Parse an exit rule: SCORE, or nothing, then any :OPTION=VALUE."""
+    """Parse an exit rule: SCORE, a learned score's file, or nothing, then any :OPTION=VALUE."""
     from swiftsure.exits import ExitRule
 
     score, *given = (text or "").strip().split(":")
-    kinds = get_type_hints(ExitRule)
-    chosen = _parsed("--rule", given, ("strict", "min_exit"), kinds)
+    kinds = {"strict": bool, "min_exit": int}
+    chosen = _parsed("--rule", given, tuple(kinds), kinds)
+    if score.endswith(".json"):
+        from swiftsure.scores import LearnedScore
+
+        return ExitRule(LearnedScore.load(score), **chosen)
     return ExitRule(score or None, **chosen)
 
 

@@ -80,7 +80,7 @@ class RequestText:
             route = ss.Path.learn(_count_or_share(self.path.removeprefix(LEARN)), cost=self.cost)
         elif self.path is not None and _is_file(self.path):
             first = next((each for each in promises if isinstance(each, ss.Promise)), None)
-            route = _learned(Path(self.path), records, first, rule.score, self.cost)
+            route = _learned(Path(self.path), records, first, rule.score_name, self.cost)
         else:
             route = options.parse_path(self.path)
         return ss.Calibration(

@@ -1,17 +1,20 @@
-"""Pilots: separate samples that a path is learned on, which calibration then refuses."""
+"""Pilots: separate samples that a path or a score is learned on, which calibration refuses."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from swiftsure._lib import checks
 from swiftsure.curves.sample_order import SampleOrder
 
 __all__ = ["PilotPath", "PilotSamples", "pilot_size"]
+
+Learned = Literal["path", "score"]
+"""What is learned on a pilot."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class PilotPath:
 
 @dataclass(frozen=True)
 class PilotSamples:
-    """Which samples a path was learned on.
+    """Which samples a path or a score was learned on.
 
     Ids identify samples if both records were given ids, or if both are parts of one record, which
     parts show by their common drawn seed. Otherwise the numbers that records without ids get
@@ -79,6 +82,49 @@ class PilotSamples:
         """Return a pilot of which only the size and a hash of its losses are known."""
         return cls(n, np.arange(n), None, False, SampleOrder(0, drawn=False), digest)
 
+    @classmethod
+    def of_arrays(
+        cls, *arrays: NDArray[Any], ids: ArrayLike | None = None, groups: ArrayLike | None = None
+    ) -> "PilotSamples":
+        """Return the samples of arrays with one row per sample."""
+        n = len(arrays[0])
+        labels = {"ids": ids, "groups": groups}
+        known = {k: None if v is None else np.asarray(v) for k, v in labels.items()}
+        for name, values in known.items():
+            if values is not None:
+                checks.of_shape(name, values, {"n": n})
+        found = hashlib.sha256()
+        for values in arrays:
+            found.update(np.ascontiguousarray(values).tobytes())
+        numbered = np.arange(n) if known["ids"] is None else known["ids"]
+        order = SampleOrder(0, drawn=False)
+        return cls(n, numbered, known["groups"], ids is not None, order, found.hexdigest())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the samples as JSON."""
+        return {
+            "n": self.n,
+            "ids": self.ids.tolist(),
+            "groups": None if self.groups is None else self.groups.tolist(),
+            "has_ids": self.has_ids,
+            "order": [self.order.seed, self.order.drawn],
+            "digest": self.digest,
+        }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "PilotSamples":
+        """Return the samples that `to_json` wrote."""
+        seed, drawn = content["order"]
+        groups = content["groups"]
+        return cls(
+            content["n"],
+            np.asarray(content["ids"]),
+            None if groups is None else np.asarray(groups),
+            content["has_ids"],
+            SampleOrder(seed, drawn),
+            content["digest"],
+        )
+
     def count(self, grouped: bool) -> int:
         """Return the number of samples, or of groups; a sample without a group is one of its own.
 
@@ -86,16 +132,32 @@ class PilotSamples:
         """
         return len(np.unique(self.groups)) if grouped and self.groups is not None else self.n
 
-    def refuse(self, record: Any) -> None:
+    def left_out(self, record: Any) -> Any:
+        """Return a record without samples, and groups, of the pilot; raise if none remain.
+
+        Of a record on a disk, whose parts are read as they are, nothing is left out.
+        """
+        if not hasattr(record, "take"):
+            return record
+        known = np.zeros(record.n, bool)
+        if (self.has_ids and record.has_ids) or self.order.is_shared_with(record.order):
+            known |= np.isin(record.ids, self.ids)
+        if self.groups is not None and record.groups is not None:
+            known |= np.isin(record.groups, self.groups)
+        if known.all():
+            raise ValueError("`record` must hold samples that are not in the pilot.")
+        return record.take(np.flatnonzero(~known)) if known.any() else record
+
+    def refuse(self, record: Any, what: Learned = "path") -> None:
         """Raise if a record holds samples, or groups, of the pilot."""
-        if not self.refuse_ids([record]) and self.digest == _digest(record):
-            raise ValueError(_refusal("all of them"))
+        if not self.refuse_ids([record], what) and self.digest == _digest(record):
+            raise ValueError(_refusal("all of them", what))
         if self.groups is not None and record.groups is not None:
             again = np.intersect1d(self.groups, record.groups)
             if again.size:
-                raise ValueError(_refusal(f"{again.size:,} of their groups ({again[0]!s})"))
+                raise ValueError(_refusal(f"{again.size:,} of their groups ({again[0]!s})", what))
 
-    def refuse_ids(self, parts: Iterable[Any]) -> bool:
+    def refuse_ids(self, parts: Iterable[Any], what: Learned = "path") -> bool:
         """Raise if one of these records, the parts of a whole, holds samples of the pilot.
 
         Returns whether ids identify the samples of all of them.
@@ -108,15 +170,19 @@ class PilotSamples:
                 identified = False
         again = np.concatenate(shared) if shared else np.empty(0)
         if again.size:
-            raise ValueError(_refusal(f"{again.size:,} of them (id {again[0]!s})"))
+            raise ValueError(_refusal(f"{again.size:,} of them (id {again[0]!s})", what))
         return identified
 
 
-def _refusal(which: str) -> str:
+def _refusal(which: str, what: Learned) -> str:
+    aside = {
+        "path": "let `path=Path.learn(...)` set some aside",
+        "score": "set the pilot aside with `record.split`",
+    }
     return (
-        f"`record` must not hold samples of the pilot that the path was learned on, but holds"
-        f" {which}: calibrating on them voids the guarantee. Calibrate on other samples, or let"
-        " `path=Path.learn(...)` set some aside."
+        f"`record` must not hold samples of the pilot that the {what} was learned on, but holds"
+        f" {which}: calibrating on them voids the guarantee. Calibrate on other samples, or"
+        f" {aside[what]}."
     )
 
 

@@ -15,10 +15,11 @@ from swiftsure.monitor import Monitor
 from swiftsure.onnx.audit import Auditor
 from swiftsure.onnx.folder import CHECK, folder_policy
 from swiftsure.onnx.results import ExitOutput, Gathered, StreamResult
-from swiftsure.onnx.scoring import confidence, score_name, tempered, warn_of_probabilities
+from swiftsure.onnx.scoring import confidence, known_score, tempered, warn_of_probabilities
 from swiftsure.onnx.stages import SHORT_NAMES, Answer, Stages, State
 from swiftsure.onnx.trees import build
 from swiftsure.run import PolicyBinding
+from swiftsure.scores import LearnedScore
 
 __all__ = ["EarlyExit", "differences"]
 
@@ -65,7 +66,7 @@ class EarlyExit:
         stages: Stages,
         policy: Policy,
         *,
-        score: str | None = None,
+        score: str | LearnedScore | None = None,
         audit: float | Auditor | None = None,
         monitor: Monitor | None = None,
     ) -> None:
@@ -75,7 +76,7 @@ class EarlyExit:
         self._thresholds = binding.exit_thresholds(stages.n_exits)
         self._used = exits_in_use(self._thresholds, strict=policy.strict, min_exit=policy.min_exit)
         binding.check_score(score)
-        self.score = score_name("policy.score", str(policy.score))
+        self.score = known_score("policy.score", policy.rule.score)
         if binding.dtype("float32") not in (None, "float32"):
             raise ValueError(f"`policy` was made for {policy.dtype}, but exports run in float32.")
         binding.check_model(self._fingerprint)
@@ -95,7 +96,7 @@ class EarlyExit:
         folder: str | os.PathLike[str],
         policy: Policy | None = None,
         *,
-        score: str | None = None,
+        score: str | LearnedScore | None = None,
         providers: str | Sequence[str] | None = None,
         threads: int | None = None,
         audit: float | Auditor | None = None,
@@ -233,7 +234,7 @@ class EarlyExit:
         self, exit_index: int, answer: Answer, ids: NDArray[np.int64]
     ) -> tuple[StreamResult | None, NDArray[np.int64] | None, NDArray[np.float32]]:
         """Return (samples that exit or None, rows that stay or None, all confidences)."""
-        scores = confidence(self.score, answer, self._temperature(exit_index))
+        scores = confidence(self.score, answer, self._temperature(exit_index), exit_index)
         if not self._looked and len(ids):
             self._looked = True
             warn_of_probabilities(self.score, answer)
@@ -294,7 +295,7 @@ class EarlyExit:
         largest = differences(stages, batch, [answer.arrays for answer in answers])
         seen = np.stack(
             [
-                confidence(self.score, answer, self._temperature(k))
+                confidence(self.score, answer, self._temperature(k), k)
                 for k, answer in enumerate(answers[:-1])
             ],
             axis=1,

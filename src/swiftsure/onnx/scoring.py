@@ -9,14 +9,16 @@ from numpy.typing import NDArray
 
 from swiftsure._lib import checks
 from swiftsure.onnx.stages import Answer
-from swiftsure.scores import IMAGE_SCORES, SCORES, probabilities
+from swiftsure.scores import IMAGE_SCORES, SCORES, LearnedScore, probabilities
 from swiftsure.scores import warn_of_probabilities as warn_of_rows
+from swiftsure.scores.features import DEFAULT_FEATURES
+from swiftsure.scores.kernels import learned_confidences
 
 __all__ = [
     "MODEL_SCORE",
     "broken_rows",
     "confidence",
-    "score_name",
+    "known_score",
     "tempered",
     "warn_of_probabilities",
 ]
@@ -27,13 +29,36 @@ MODEL_SCORE = "model"
 """Name of the score for confidences that the model computes itself."""
 
 
-def score_name(argument: str, name: str) -> str:
-    """Return `name` if it is a score of classifiers or images, or the model's own."""
-    return checks.choice(argument, name, [*SCORES, *IMAGE_SCORES, MODEL_SCORE])
+def known_score(argument: str, score: str | LearnedScore | None) -> str | LearnedScore:
+    """Return `score` if it is one of classifiers or images, or the model's own, or is learned."""
+    if isinstance(score, LearnedScore):
+        for name in score.inputs:
+            known_score(argument, name)
+        return score
+    return checks.choice(argument, str(score), [*SCORES, *IMAGE_SCORES, MODEL_SCORE])
 
 
-def confidence(name: str, answer: Answer, temperature: float = 1.0) -> NDArray[np.float32]:
-    """Return the confidence of each sample, (n,), under a named score; NaN for invalid logits."""
+def confidence(
+    name: str | LearnedScore, answer: Answer, temperature: float = 1.0, exit_index: int = 0
+) -> NDArray[np.float32]:
+    """Return the confidence of each sample, (n,), under a score; NaN for invalid logits.
+
+    `exit_index` is only read by a learned score.
+    """
+    if isinstance(name, LearnedScore):
+        logits = answer.arrays[0]
+        of_classes = len(answer.arrays) == 1 and logits.ndim == 2 and logits.shape[1] > 1
+        if name.features == DEFAULT_FEATURES and of_classes:
+            rows, weights = (
+                np.ascontiguousarray(logits, np.float64),
+                np.asarray(name.slopes(exit_index)),
+            )
+            sure: NDArray[np.float32] = learned_confidences(rows, temperature, weights)
+            return sure
+        parts = {each: confidence(each, answer, temperature) for each in name.inputs}
+        doubles = {each: values.astype(np.float64) for each, values in parts.items()}
+        found: NDArray[np.float64] = name.at(np, exit_index, doubles)
+        return found.astype(np.float32)
     if name == MODEL_SCORE:
         if answer.confidence is None:
             raise ValueError("`score` 'model' needs heads that return their own confidence.")
@@ -54,7 +79,7 @@ def confidence(name: str, answer: Answer, temperature: float = 1.0) -> NDArray[n
     return _scored(name, logits, temperature)
 
 
-def warn_of_probabilities(name: str, answer: Answer) -> None:
+def warn_of_probabilities(name: str | LearnedScore, answer: Answer) -> None:
     """Warn if a named score is to be computed from probabilities, not logits."""
     if name != MODEL_SCORE:
         logits = np.moveaxis(answer.arrays[0], 1, -1)

@@ -31,6 +31,7 @@ from swiftsure.records.checks import (
     replace_fields,
 )
 from swiftsure.records.logits import reduced_logits, reduced_probabilities
+from swiftsure.scores import LearnedScore
 
 __all__ = ["ExitRecord"]
 
@@ -297,7 +298,7 @@ class ExitRecord(Record):
         self,
         risk: str = "gap",
         loss: str | None = None,
-        score: str | None = None,
+        score: str | LearnedScore | None = None,
         path: PathLike = None,
         *,
         missing: Missing = "raise",
@@ -310,8 +311,10 @@ class ExitRecord(Record):
         risk : {"gap", "consistency", "zero-bounded …"}
             Against labels (Eq. 6), or against the last exit (Eq. 8). The zero-bounded risks count a
             loss as 0 if the exit does better than the last one (Eq. 16).
-        loss, score : str, optional
+        loss : str, optional
             Needed if the record holds several.
+        score : str or LearnedScore, optional
+            top1 by default, if the record holds several.
         path : None, "logit", "breakpoints", thresholds, or Path
             Settings from safest to fastest; by default a fixed grid, evenly spaced in the logit.
         missing : {"raise", "worst", "stop"}
@@ -339,7 +342,7 @@ class ExitRecord(Record):
         if missing != "raise" and not self.losses and RISKS.choose(risk).table == "losses":
             return self._without_labels().plain_curve(risk, loss, rule, path, missing)
         loss = chosen_loss(self, risk, loss)
-        confidences = self.confidences[self.score_of(rule)]
+        confidences = self.confidences_of(rule)
         values, declared = RISKS[risk].relative_losses(self, loss, full=-1)
         route = Path.of(path, confidences)
         route.refuse(self)
@@ -347,6 +350,9 @@ class ExitRecord(Record):
         conditions: tuple[Condition, ...] = ()
         if self.temperatures is not None:
             conditions = (TEMPERATURES_FITTED,)
+        if isinstance(rule.score, LearnedScore):
+            rule.score.refuse(self)
+            conditions += (rule.score.condition,)
         labelled, n_known = self.n, len(route)
         if np.isnan(values).any():
             labelled = int((~np.isnan(values[:, -1])).sum())
@@ -384,12 +390,20 @@ class ExitRecord(Record):
 
     def score_of(self, rule: ExitRule) -> str:
         """Return the name of the score that a rule uses."""
-        return choose("score", rule.score, self.confidences, preferred="top1")
+        if rule.is_learned:
+            return str(rule.score_name)
+        return choose("score", rule.score_name, self.confidences, preferred="top1")
+
+    def confidences_of(self, rule: ExitRule) -> Array:
+        """Return the confidences, (n, n_exits - 1), by which a rule decides."""
+        if isinstance(rule.score, LearnedScore):
+            return rule.score.confidences(self.confidences)
+        return self.confidences[self.score_of(rule)]
 
     def needs_label(
         self,
         loss: str = "zero_one",
-        score: str | None = None,
+        score: str | LearnedScore | None = None,
         path: PathLike = None,
         *,
         budget: int | None = None,
@@ -429,7 +443,7 @@ class ExitRecord(Record):
         if loss in self.losses:
             differs = differs & np.isnan(self.losses[loss])
         rule = rule or ExitRule(score)
-        confidences = self.confidences[self.score_of(rule)]
+        confidences = self.confidences_of(rule)
         route = Path.of(path, confidences)
         if threshold is not None:
             reached = (route.thresholds >= np.float32(threshold)).reshape(len(route), -1)

@@ -22,6 +22,7 @@ from swiftsure.records.base import differing
 from swiftsure.records.exit_record import ExitRecord, Missing
 from swiftsure.records.repeated_ids import RepeatedIds
 from swiftsure.records.shards import check_shards
+from swiftsure.scores import LearnedScore
 
 __all__ = ["ShardedRecord", "record_files"]
 
@@ -187,7 +188,7 @@ class ShardedRecord:
         self,
         risk: str = "gap",
         loss: str | None = None,
-        score: str | None = None,
+        score: str | LearnedScore | None = None,
         path: PathLike = None,
         *,
         missing: Missing = "raise",

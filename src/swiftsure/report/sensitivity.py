@@ -165,7 +165,7 @@ def _exit_shares(calibration: Recalibration, thresholds: Floats) -> tuple[float,
     record, policy = calibration.record, calibration.policy
     if not isinstance(record, ExitRecord) or policy.score is None:
         return None
-    confidences = record.confidences[policy.score]
+    confidences = record.confidences_of(policy.rule)
     exits = exit_indices(confidences, thresholds, strict=policy.strict, min_exit=policy.min_exit)
     counts = np.bincount(exits, minlength=record.n_exits)
     return tuple((counts / record.n).tolist())

@@ -5,6 +5,7 @@ from typing import Any
 
 from swiftsure.certify.policy import Policy
 from swiftsure.records.checks import check_dtype
+from swiftsure.scores import LearnedScore
 
 __all__ = ["SYSTEM", "PolicyBinding", "check_same"]
 
@@ -101,10 +102,10 @@ class PolicyBinding:
                 f"`policy` was made for {self.n_exits} exits, but the model has {n_exits}."
             )
 
-    def check_score(self, score: str | None) -> None:
+    def check_score(self, score: str | LearnedScore | None) -> None:
         """Raise if the system uses another score."""
         if score is not None and self.score is not None:
-            check_same({"score": self.score}, {"score": score})
+            check_same({"score": self.score}, {"score": getattr(score, "name", score)})
 
     def dtype(self, given: str | None) -> str | None:
         """Return the inference dtype, the policy's by default; raises if another one is given."""

@@ -26,7 +26,7 @@ from swiftsure.certify.promise import Promise
 from swiftsure.curves.curve import RiskCurve
 from swiftsure.curves.paths import Path, PathLike
 from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
-from swiftsure.study.pools import Repeats, as_request, pool_curve
+from swiftsure.study.pools import Repeats, as_request, pool_curve, without_pilot
 from swiftsure.study.results import SECONDS, Outcomes, Rates, Studied, Study
 
 __all__ = ["Rates", "Study", "calibration_size", "evaluate"]
@@ -106,6 +106,7 @@ def evaluate(
     breakpoints = request.path == "breakpoints"
     if breakpoints and getattr(record, "groups", None) is not None:
         raise ValueError("`path` must be a grid for records with groups, not breakpoints.")
+    record, request = without_pilot(record, request)
     pool = pool_curve(record, request)
     if not pool.relative:
         raise ValueError("`evaluate` needs losses relative to the full model.")

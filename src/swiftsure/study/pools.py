@@ -1,6 +1,6 @@
 """What studies draw from: the pool of one promise, and how often."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from swiftsure._lib import checks
@@ -9,8 +9,9 @@ from swiftsure.certify.promise import Promise
 from swiftsure.curves.curve import RiskCurve
 from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
 from swiftsure.records.labels import MissingLabelsError
+from swiftsure.scores import LearnedScore
 
-__all__ = ["Repeats", "as_request", "cost_name", "pool_curve"]
+__all__ = ["Repeats", "as_request", "cost_name", "pool_curve", "without_pilot"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,18 @@ def as_request(given: Promise | Calibration) -> Calibration:
             " several together, costs, and slices."
         )
     return request
+
+
+def without_pilot(record: Any, request: Calibration) -> tuple[Any, Calibration]:
+    """Return a pool without the samples of its score's pilot, and a request that forgets them.
+
+    Samples drawn from the pool get numbers of their own, so the request could not tell them apart.
+    """
+    score = request.rule.score
+    if not isinstance(score, LearnedScore) or score.pilot is None:
+        return record, request
+    kept = replace(score, pilot=None)
+    return score.left_out(record), replace(request, rule=replace(request.rule, score=kept))
 
 
 def pool_curve(record: Any, request: Calibration) -> RiskCurve:

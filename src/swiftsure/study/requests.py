@@ -20,6 +20,7 @@ from swiftsure.curves.costs import default_cost
 from swiftsure.curves.pilots import PilotPath
 from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
 from swiftsure.study.evaluation import LARGEST_POOL, calibration_size
+from swiftsure.study.pools import without_pilot
 from swiftsure.study.results import ROUNDING, Rates
 
 __all__ = ["RequestPlan", "RequestStudy", "evaluate_request", "plan_request"]
@@ -129,6 +130,7 @@ def evaluate_request(
     With groups, whole groups are split and drawn. Labels must be known where they matter, except
     for `missing="stop"` and `"worst"`. A pilot of `Path.learn` is a part of each calibration set.
     """
+    record, request = without_pilot(record, request)
     sampler = _Sampler.of(request, record, seed)
     n = calibration_size(n_calibration, sampler.n)
     checks.count("splits", splits)
@@ -320,6 +322,7 @@ def plan_request(
     checks.between("power", power, 0.0, 1.0)
     if isinstance(request.path, PilotPath) and not isinstance(request.path.share, float):
         raise ValueError("`Path.learn` must be a share, like 0.3, to plan for several sizes.")
+    pilot, request = without_pilot(pilot, request)
     sampler, rng = _Sampler.of(request, pilot, seed), np.random.default_rng(seed)
     certified, saving = np.zeros(len(sizes)), np.zeros(len(sizes))
     cost: str | None = None

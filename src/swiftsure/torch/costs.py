@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from swiftsure._lib import checks
+from swiftsure.scores import LearnedScore
 from swiftsure.torch.modes import refuse_training
 from swiftsure.torch.scoring import confidence
 from swiftsure.torch.staged import StagedModel, batch_size, device_of
@@ -69,7 +70,7 @@ def exit_and_full_flops(model: StagedModel, batch: Any) -> tuple[NDArray[np.floa
 
 
 def stage_seconds(
-    model: StagedModel, batch: Any, repeats: int = 15, score: str | None = None
+    model: StagedModel, batch: Any, repeats: int = 15, score: str | LearnedScore | None = None
 ) -> NDArray[np.float64]:
     """Return the seconds that a batch takes in each stage with its head, (n_exits,).
 
@@ -77,7 +78,7 @@ def stage_seconds(
 
     Parameters
     ----------
-    score : str, optional
+    score : str or LearnedScore, optional
         Also compute this confidence at each exit but the last, and wait for it on the host, as
         `EarlyExit` does to decide.
     """
@@ -94,7 +95,7 @@ def stage_seconds(
                 state = model.advance(k, state)
                 output = model.head(k, state)
                 if score is not None and k < model.n_exits - 1:
-                    int((confidence(score, output) < 0.5).sum())
+                    int((confidence(score, output, k) < 0.5).sum())
                 _wait(batch)
                 now = time.perf_counter()
                 times.append(now - start)
@@ -104,7 +105,7 @@ def stage_seconds(
 
 
 def exit_seconds(
-    model: StagedModel, batch: Any, repeats: int = 15, score: str | None = None
+    model: StagedModel, batch: Any, repeats: int = 15, score: str | LearnedScore | None = None
 ) -> NDArray[np.float64]:
     """Return the seconds per sample up to each exit, at this batch size, (n_exits,).
 

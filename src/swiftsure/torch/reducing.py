@@ -1,7 +1,7 @@
 """`Reducer`: reduces batches to rows of a record (scores and losses per exit) on the device."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -23,7 +23,7 @@ from swiftsure.torch.foreign import ForeignModel
 from swiftsure.torch.losses import label_losses, stacked_logits
 from swiftsure.torch.modes import inference, model_device, refuse_training
 from swiftsure.torch.results import broken_rows, refuse_confidence, refuse_output
-from swiftsure.torch.scoring import confidence, score_name, warn_of_probabilities
+from swiftsure.torch.scoring import confidence, known_score, warn_of_probabilities
 from swiftsure.torch.segmentation import image_losses, image_size, labelled_rows
 from swiftsure.torch.staged import (
     StagedModel,
@@ -120,14 +120,14 @@ class Reducer:
         self.of_images = [loss.name for loss in self.losses if loss in PIXEL_LOSSES]
         if not scores:
             raise ValueError("`scores` must name at least one score, but is empty.")
-        self.scores = [score_name("scores", name) for name in scores]
+        self.scores = [str(known_score("scores", name)) for name in scores]
         self.seconds = seconds
         self.dtype = check_dtype(dtype)
         self.temperatures = temperature_tuple(temperatures, model.n_exits)
         self.device = _device(model, device)
         self.costs: dict[str, Array] = {}
         self.full_costs: dict[str, Any] = {}
-        self._confidence = confidence
+        self._confidence: Callable[[str, Any], Tensor] = confidence
         self._seen = False
         self._fingerprint: Future[str] | None = None
         if isinstance(model, nn.Module):

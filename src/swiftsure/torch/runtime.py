@@ -18,6 +18,7 @@ from swiftsure.certify.policy import Policy
 from swiftsure.exits import exits_in_use, reaches
 from swiftsure.monitor import Monitor
 from swiftsure.run import PolicyBinding
+from swiftsure.scores import LearnedScore
 from swiftsure.torch.audit import Auditor
 from swiftsure.torch.capture import CaptureLimits
 from swiftsure.torch.captured import Captures
@@ -30,7 +31,7 @@ from swiftsure.torch.results import ExitOutput, Gathered, StreamResult, owned
 from swiftsure.torch.scoring import (
     MODEL_SCORE,
     confidence,
-    score_name,
+    known_score,
     warn_of_probabilities,
 )
 from swiftsure.torch.staged import (
@@ -58,7 +59,7 @@ class EarlyExit(nn.Module):
         In evaluation mode.
     policy : Policy
         Made for this model. A policy made from arrays is not bound to a model and is accepted.
-    score : str, optional
+    score : str or LearnedScore, optional
         If given, must equal the policy's score. Use it to document in code what was certified.
     dtype : str, optional
         Autocast dtype ("bfloat16", "float16"); the policy's by default.
@@ -108,7 +109,7 @@ class EarlyExit(nn.Module):
         model: StagedModel,
         policy: Policy,
         *,
-        score: str | None = None,
+        score: str | LearnedScore | None = None,
         dtype: str | None = None,
         compile: bool = False,  # noqa: A002 (what torch calls it)
         capture: bool | CaptureLimits = False,
@@ -133,7 +134,7 @@ class EarlyExit(nn.Module):
         self._thresholds = binding.exit_thresholds(model.n_exits)
         self._used = exits_in_use(self._thresholds, strict=policy.strict, min_exit=policy.min_exit)
         binding.check_score(score)
-        self.score = score_name("policy.score", str(policy.score))
+        self.score = known_score("policy.score", policy.rule.score)
         self.dtype = binding.dtype(dtype)
         binding.check_model(self._fingerprint)
         self._binding = binding
@@ -341,7 +342,7 @@ class EarlyExit(nn.Module):
         self, exit_index: int, output: Any, ids: Tensor
     ) -> tuple[StreamResult | None, Tensor | None, Tensor]:
         """Return (samples that exit or None, rows that stay or None, all confidences)."""
-        scores = confidence(self.score, output)
+        scores = confidence(self.score, output, exit_index)
         level = self._thresholds[exit_index]
         staying = ~reaches(scores, level, strict=self.policy.strict)
         # The only synchronisation of an exit: later shapes depend on how many samples stay.

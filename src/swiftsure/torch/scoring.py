@@ -18,16 +18,21 @@ of the image, where the paper means 50. For another patch size, let the head ret
 
 import math
 from collections.abc import Callable
+from functools import cache
 from itertools import product
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, special
 
 from swiftsure._lib import checks
 from swiftsure._lib.registry import Registry
-from swiftsure.scores import SHIFT, STEPS
+from swiftsure.scores import SHIFT, STEPS, LearnedScore
 from swiftsure.scores import warn_of_probabilities as warn_of_rows
+from swiftsure.scores.features import DEFAULT_FEATURES, EDGE
+from swiftsure.scores.kernels import learned_confidences
+from swiftsure.torch.rows import has_triton
 from swiftsure.torch.staged import Scored, Tempered, plain_output
 
 __all__ = [
@@ -37,14 +42,17 @@ __all__ = [
     "SCORES",
     "confidence",
     "entropy",
+    "known_score",
     "mean",
     "patch",
     "quantile",
-    "score_name",
     "top1",
     "top_diff",
     "warn_of_probabilities",
 ]
+
+MOST_CLASSES = 4096
+"""Classes that one program of the kernel for learned scores holds."""
 
 MODEL_SCORE = "model"
 """Name of the score for confidences that the model computes itself."""
@@ -173,23 +181,29 @@ for (_a, _over_pixels), (_s, _of_pixel) in product(AGGREGATES.items(), SCORES.it
     IMAGE_SCORES.register(_image_score(_over_pixels, _of_pixel), f"{_a}_{_s}")
 
 
-def score_name(argument: str, name: str) -> str:
-    """Return `name` if it is a score of classifiers or images, or the model's own."""
-    return checks.choice(argument, name, [*SCORES, *IMAGE_SCORES, MODEL_SCORE])
+def known_score(argument: str, score: str | LearnedScore | None) -> str | LearnedScore:
+    """Return `score` if it is one of classifiers or images, or the model's own, or is learned."""
+    if isinstance(score, LearnedScore):
+        for name in score.inputs:
+            known_score(argument, name)
+        return score
+    return checks.choice(argument, str(score), [*SCORES, *IMAGE_SCORES, MODEL_SCORE])
 
 
-def confidence(name: str, output: Any) -> Tensor:
-    """Return the confidence of each sample, (n,) in float32, under a named score.
+def confidence(name: str | LearnedScore, output: Any, exit_index: int = 0) -> Tensor:
+    """Return the confidence of each sample, (n,) in float32, under a score.
 
     The temperature of a `Tempered` output is applied here, to the original logits: its divided
-    logits are already rounded to their dtype.
+    logits are already rounded to their dtype. `exit_index` is only read by a learned score.
     """
+    if isinstance(name, LearnedScore):
+        return _learned(name, output, exit_index)
     temperature = 1.0
     if isinstance(output, Tempered):
         output, temperature = output.given, output.temperature
     if name == MODEL_SCORE:
         return _own_confidence(output)
-    measure = SCORES[name] if name in SCORES else IMAGE_SCORES[score_name("score", name)]
+    measure = SCORES[name] if name in SCORES else IMAGE_SCORES[str(known_score("score", name))]
     values = plain_output(output)
     form = "(n, n_classes, height, width)" if name in IMAGE_SCORES else "(n, n_classes)"
     ndim = 4 if name in IMAGE_SCORES else 2
@@ -199,6 +213,52 @@ def confidence(name: str, output: Any) -> Tensor:
             f"`score` {name!r} needs outputs of shape {form}, but got {shape}: {_advice(values)}."
         )
     return measure(values, temperature)
+
+
+def _learned(score: LearnedScore, output: Any, exit_index: int) -> Tensor:
+    """Return the confidences of a learned score, from the rounded scores that a record holds.
+
+    Those of classifiers are computed in one go: on a CPU each operation on a small tensor takes
+    microseconds, and on a GPU each is a kernel.
+    """
+    given, temperature = output, 1.0
+    if isinstance(output, Tempered):
+        given, temperature = output.given, output.temperature
+    logits = plain_output(given)
+    of_classes = isinstance(logits, Tensor) and logits.ndim == 2 and logits.shape[1] > 1
+    if of_classes and score.features == DEFAULT_FEATURES and not torch.compiler.is_compiling():
+        weights = (*score.slopes(exit_index), temperature)
+        if type(logits) is Tensor and logits.device.type == "cpu":
+            rows = logits.detach().double().contiguous().numpy()
+            return torch.from_numpy(learned_confidences(rows, temperature, np.asarray(weights)))
+        if has_triton(logits) and logits.shape[1] <= MOST_CLASSES:
+            return _fused(logits, weights)
+    parts = {name: confidence(name, output) for name in score.inputs}
+    device = next(iter(parts.values())).device
+    host = device.type == "mps"  # which has no float64
+    doubles = {name: (each.cpu() if host else each).double() for name, each in parts.items()}
+    found: Tensor = score.at(torch, exit_index, doubles)
+    return found.float().to(device)
+
+
+def _fused(logits: Tensor, weights: tuple[float, ...]) -> Tensor:
+    """Return the confidences of a learned score by one kernel."""
+    from swiftsure.torch._score_kernels import learned_kernel
+
+    n, n_classes = logits.shape
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    constants = _constants(weights, n_classes, logits.device)
+    found = torch.empty(n, dtype=torch.float32, device=logits.device)
+    if n:
+        block = 1 << (n_classes - 1).bit_length()
+        learned_kernel[(n,)](logits, found, constants, n_classes, logits.stride(0), BLOCK=block)
+    return found
+
+
+@cache  # for ever, since graphs that were captured read them
+def _constants(weights: tuple[float, ...], n_classes: int, device: torch.device) -> Tensor:
+    values = [*weights, math.log(n_classes), STEPS, SHIFT, EDGE]
+    return torch.tensor(values, dtype=torch.float64, device=device)
 
 
 def warn_of_probabilities(output: Any, stacklevel: int = 4) -> None:

@@ -175,7 +175,7 @@ class SegmentPlan:
     def _step(self, segment: int) -> Callable[[list[Tensor]], Step]:
         form, is_last = self.forms[segment], segment == self.last
         after = None if is_last else self.forms[segment + 1]
-        score = self.fast.score
+        score, exit_index = self.fast.score, self.exits[segment]
 
         def step(tensors: list[Tensor]) -> Step:
             state = self._advance(segment, form.build(tensors))
@@ -183,7 +183,7 @@ class SegmentPlan:
             values = pytree.tree_leaves(plain_output(output))
             if after is None:
                 return Step([], values, None)
-            return Step(after.take(state), values, confidence(score, output))
+            return Step(after.take(state), values, confidence(score, output, exit_index))
 
         return step
 
@@ -227,7 +227,7 @@ class SegmentPlan:
                 state = self._advance(segment, state)
                 output = self._answer(segment, state, n)
                 if segment < self.last:
-                    confidence(self.fast.score, output)
+                    confidence(self.fast.score, output, self.exits[segment])
             reads.append(watch.read)
             outputs.append(pytree.tree_flatten(plain_output(output)))
             handed_on.append(

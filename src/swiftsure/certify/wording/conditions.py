@@ -123,6 +123,16 @@ CONDITIONS: Mapping[str, _Kind] = {
         ),
         "a pilot that also calibrates",
     ),
+    "score pilot": _Kind(
+        {"n": int},
+        lambda n: (
+            f"none of the {n:,} samples that the score was learned on, and none of their groups,"
+            " also calibrates"
+            if n
+            else "the score was learned on other samples than the calibration's"
+        ),
+        "a pilot that also calibrates",
+    ),
     "labels missing": _Kind(
         {},
         lambda: "whether a sample's label is missing depends on that sample alone",

@@ -105,11 +105,18 @@ def _runs(policy: "Policy") -> str:
 SCORES = {"top1": "top-1 confidence", "confidence": "confidence"}
 
 
+def score_words(score: str | None) -> str:
+    """Return the name of a score in words."""
+    if (score or "").startswith("learned-"):
+        return "learned confidence"
+    return SCORES.get(score or "", f"{score} confidence")
+
+
 def _action(policy: "Policy") -> str:
     if policy.n_exits is None:
         return f"It runs at {setting_words(policy.settings)}"
     sign = "above" if policy.strict else "at least"
-    score = SCORES.get(policy.score or "", f"{policy.score} confidence")
+    score = score_words(policy.score)
     later = f", from exit {policy.min_exit + 1} on," if policy.min_exit else ""
     if policy.threshold == 0 and not policy.strict:
         return f"It always takes exit {policy.min_exit + 1} of {policy.n_exits}{_better(policy)}"

@@ -157,9 +157,11 @@ class OnnxEngine:
 
     def _last_scores(self, raw: list[NDArray[Any]], n: int) -> list[float | None]:
         """Return the confidences of logits, which are those of the last exit where it was used."""
-        if self.fast.score == MODEL_SCORE or len(raw) != 1 or raw[0].ndim != 2:
+        score = self.fast.score
+        named = isinstance(score, str) and score != MODEL_SCORE  # others know nothing of this exit
+        if not named or len(raw) != 1 or raw[0].ndim != 2:
             return [None] * n
-        return [float(each) for each in confidence(self.fast.score, HeadAnswer(raw, None))]
+        return [float(each) for each in confidence(score, HeadAnswer(raw, None))]
 
 
 def _answers(

@@ -194,7 +194,8 @@ class TorchEngine:
         scores: list[float | None] = [None] * len(exits)
         logits = output.float() if isinstance(output, Tensor) and output.ndim == 2 else None
         ends = None
-        if logits is not None and last in exits and self.fast.score != "model":
+        named = isinstance(self.fast.score, str) and self.fast.score != "model"
+        if logits is not None and last in exits and named:  # others know nothing of this exit
             ends = confidence(self.fast.score, logits).tolist()
         for row, exit_ in enumerate(exits):
             if exit_ < last and out.confidences is not None and exit_ >= 0:

@@ -1,0 +1,65 @@
+"""A compiled loop for learned scores of classifiers, for runtimes that decide on a CPU."""
+
+import math
+
+import numpy as np
+
+from swiftsure._lib.compile import compiled
+
+__all__ = ["learned_confidences"]
+
+EDGE = 2.0**-25  # as in `features`, whose arithmetic this repeats; numba needs them in this file
+STEPS = 2.0**24
+SHIFT = (math.sqrt(5.0) - 1.0) / 2.0
+
+
+@compiled
+def on_grid(value):  # type: ignore[no-untyped-def]
+    """Return a score as `outputs` rounds it."""
+    return min(max(math.floor(value * STEPS + SHIFT) / STEPS, 0.0), 1.0)
+
+
+@compiled
+def logit(score):  # type: ignore[no-untyped-def]
+    """Return the logit of a score that was rounded."""
+    inside = min(max(score, EDGE), 1.0 - EDGE)
+    return math.log(inside) - math.log1p(-inside)
+
+
+@compiled
+def learned_confidences(logits, temperature, weights):  # type: ignore[no-untyped-def]
+    """Return the confidences of logits, (n, n_classes) in float64, by the default features.
+
+    `weights` are the intercept and the slopes of one exit. Invalid logits give NaN.
+    """
+    n, n_classes = logits.shape
+    found = np.empty(n, np.float32)
+    scaled = np.empty(n_classes)
+    for i in range(n):
+        largest = logits[i].max() / temperature
+        total = 0.0
+        for j in range(n_classes):
+            scaled[j] = math.exp(logits[i, j] / temperature - largest)
+            total += scaled[j]
+        if not total > 0.0:
+            found[i] = np.nan
+            continue
+        first, second, information = 0.0, 0.0, 0.0
+        for j in range(n_classes):
+            p = scaled[j] / total
+            if p > 0.0:
+                information += p * math.log(p)
+            if p > first:
+                first, second = p, first
+            elif p > second:
+                second = p
+        top1, top_diff = on_grid(first), on_grid(first - second)
+        ratio = math.log(min(max(top1, EDGE), 1.0 - EDGE)) - math.log(
+            min(max(top1 - top_diff, EDGE), 1.0)
+        )
+        certainty = on_grid(1.0 + information / math.log(n_classes))
+        z = weights[0] + weights[1] * logit(top1)
+        z = z + weights[2] * ratio
+        z = z + weights[3] * logit(certainty)
+        found[i] = on_grid(1.0 / (1.0 + math.exp(-z)))
+    return found
