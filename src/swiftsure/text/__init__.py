@@ -20,6 +20,7 @@ from swiftsure.text.calm.results import CalmOutput, Depths
 from swiftsure.text.calm.rules import CalmRule, Decay
 from swiftsure.text.calm.sweep import sweep
 from swiftsure.text.calm.training import fit_exit_heads, train_meta
+from swiftsure.text.continuous import ContinuousBatch, Generation
 from swiftsure.text.decoder import check_family
 from swiftsure.text.exit_heads import ExitHeads
 from swiftsure.text.families import FAMILIES, Family
@@ -33,12 +34,14 @@ __all__ = [
     "CalmModel",
     "CalmOutput",
     "CalmRule",
+    "ContinuousBatch",
     "Decay",
     "Depths",
     "DraftRule",
     "EarlyExits",
     "ExitHeads",
     "Family",
+    "Generation",
     "MetaClassifier",
     "Rollback",
     "Speculative",
