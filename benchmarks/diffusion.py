@@ -131,7 +131,7 @@ def trained(results: Path, name: str) -> UViT | Guided:
 def saving(model: UViT, sampler: DDIM, dtype: str | None = None) -> dict[str, DeeDiff]:
     """Return a model at thresholds that save some of its layers, the full one first."""
     options = {"sampler": sampler, "dtype": dtype}
-    thresholds = pilot_thresholds(model, 30, n=FEWEST, **options)
+    thresholds = pilot_thresholds(DeeDiff(model, **options), 30, n=FEWEST)
     found = [DeeDiff(model, threshold, **options) for threshold in thresholds]
     layers = np.asarray([fast.generate(FEWEST).layers.mean() for fast in found])
     shares = 1 - layers / layers[0]

@@ -93,3 +93,21 @@ def exit_cases(draw):
     costs = draw(hnp.arrays(np.float64, (n, n_early + 1), elements=st.integers(0, 9), **each))
     rule = {"strict": draw(st.booleans()), "min_exit": draw(st.integers(0, n_early + 1))}
     return confidences, losses, path, costs, rule
+
+
+def exit_rule_cases():
+    """The shared table of the exit rule: (confidence, threshold, strict, whether it exits).
+
+    Every runtime, and every kernel that cannot call `swiftsure.exits.reaches`, is tested with it.
+    """
+    half, after = LEVELS[2], LEVELS[3]
+    values = [0.0, half, after, 1.0, math.nan]
+    thresholds = [-1.0, 0.0, half, after, 1.0, math.inf]
+    return [
+        (confidence, threshold, strict, confidence > threshold or (
+            confidence == threshold and not strict
+        ))
+        for confidence in values
+        for threshold in thresholds
+        for strict in (False, True)
+    ]  # fmt: skip

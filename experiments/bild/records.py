@@ -27,7 +27,7 @@ from experiments.translation.data import Pairs, multi30k
 from experiments.translation.train import HERE as TRANSLATION
 from experiments.translation.train import translations
 from swiftsure import RunOptions, ThresholdRecord
-from swiftsure.text import Rollback, sweep_pair
+from swiftsure.text import BigLittle, Rollback, Texts, sweep_pair
 
 HERE = Path(__file__).parent
 THRESHOLDS = np.round(np.geomspace(0.6, 12.0, 20), 3)
@@ -46,15 +46,16 @@ def swept(
     """Return the record of one worker's sentences."""
     first, end = (len(tests.german) * k // workers for k in (worker, worker + 1))
     return sweep_pair(
-        *map(loaded, folders),
-        tests.german[first:end],
-        tests.english[first:end],
-        tokenizer=AutoTokenizer.from_pretrained(folders[0]),
+        BigLittle(*map(loaded, folders), Rollback(0.0, fallback=0.5)),
+        Texts(
+            tests.german[first:end],
+            AutoTokenizer.from_pretrained(folders[0]),
+            tests.english[first:end],
+            range(first, end),
+        ),
         thresholds=THRESHOLDS,
-        rule=Rollback(0.0, fallback=0.5),
         losses=["bleu", "rouge_l"],
         max_new_tokens=64,
-        ids=range(first, end),
         run=RunOptions(shards=output / f"bild_shards_{worker + 1}_of_{workers}", shard_size=64),
     )
 

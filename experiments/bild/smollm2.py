@@ -15,7 +15,14 @@ import numpy as np
 
 from experiments.calm.smollm2 import GENERATION, loaded, prompts, shared_options, tests
 from swiftsure import RunOptions
-from swiftsure.text import Rollback, fit_exit_heads, self_draft, sweep_pair
+from swiftsure.text import (
+    BigLittle,
+    Rollback,
+    Texts,
+    fit_exit_heads,
+    self_draft,
+    sweep_pair,
+)
 
 HERE = Path(__file__).parent
 THRESHOLDS = np.round(np.geomspace(0.6, 12.0, 12), 3)
@@ -30,15 +37,20 @@ def main() -> None:
     arguments.output.mkdir(parents=True, exist_ok=True)
     seen = prompts(arguments.data, "train", arguments.fit)
     heads = fit_exit_heads(
-        model, seen, tokenizer, exits=[arguments.blocks - 1], batch_size=32, **GENERATION
+        model,
+        Texts(seen, tokenizer),
+        exits=[arguments.blocks - 1],
+        batch_size=32,
+        **GENERATION,
     )
     record = sweep_pair(
-        model,
-        self_draft(model, arguments.blocks, heads=heads),
-        tests(arguments.data, arguments.first, arguments.test, set(seen)),
-        tokenizer=tokenizer,
+        BigLittle(
+            model,
+            self_draft(model, arguments.blocks, heads=heads),
+            Rollback(None, fallback=0.5),
+        ),
+        Texts(tests(arguments.data, arguments.first, arguments.test, set(seen)), tokenizer),
         thresholds=THRESHOLDS,
-        rule=Rollback(None, fallback=0.5),
         losses=["rouge_l", "token_f1"],
         **GENERATION,
         run=RunOptions(shards=arguments.output / "smollm2_shards", shard_size=32),

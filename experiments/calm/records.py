@@ -21,7 +21,7 @@ from experiments.translation.data import Pairs, multi30k
 from experiments.translation.train import HERE as TRANSLATION
 from experiments.translation.train import translations
 from swiftsure import RunOptions
-from swiftsure.text import CalmRule, MetaClassifier, sweep, train_meta
+from swiftsure.text import CalmModel, CalmRule, MetaClassifier, Texts, sweep, train_meta
 
 HERE = Path(__file__).parent
 NAME = "t5_multi30k"
@@ -76,7 +76,10 @@ def main() -> None:
         else:
             held = multi30k(folder, "val")
             classifier = train_meta(
-                model, held.german[kept], tokenizer, **GENERATION, batch_size=arguments.batch
+                model,
+                Texts(held.german[kept], tokenizer),
+                **GENERATION,
+                batch_size=arguments.batch,
             )
             classifier.save(trained)
     texts = [text for pairs in tests.values() for text in pairs.german]
@@ -85,16 +88,11 @@ def main() -> None:
     for score in arguments.scores:
         rule, thresholds = MEASURES[score]
         record = sweep(
-            model,
-            texts,
-            references,
-            tokenizer=tokenizer,
+            CalmModel(model, rule, classifier=classifier if rule.score == "meta" else None),
+            Texts(texts, tokenizer, references, ids),
             thresholds=thresholds,
             losses=["bleu", "rouge_l"],
-            rule=rule,
-            classifier=classifier if rule.score == "meta" else None,
             generation=GENERATION,
-            ids=ids,
             batch_size=arguments.batch,
             run=RunOptions(shards=arguments.output / f"{NAME}_{score}_shards", shard_size=1024),
         )

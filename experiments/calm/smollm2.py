@@ -24,7 +24,7 @@ from experiments import commands
 from experiments.calm.records import PARTS
 from experiments.translation.data import multi30k
 from swiftsure import RunOptions
-from swiftsure.text import CalmRule, fit_exit_heads, sweep, train_meta
+from swiftsure.text import CalmModel, CalmRule, Texts, fit_exit_heads, sweep, train_meta
 from swiftsure.text.calm.training import agreement_examples
 
 HERE = Path(__file__).parent
@@ -92,13 +92,15 @@ def main() -> None:
     training = prompts(arguments.data, "train", arguments.fit + arguments.meta)
     seen = training[: arguments.fit]
     options = {"max_new_tokens": GENERATION["max_new_tokens"], "batch_size": arguments.batch}
-    heads = fit_exit_heads(model, seen, tokenizer, exits=EXITS, **options)
+    heads = fit_exit_heads(model, Texts(seen, tokenizer), exits=EXITS, **options)
     heads.save(arguments.output / "smollm2_heads.safetensors")
     report = {"fitted_on": len(seen), "seconds": round(time.perf_counter() - began)}
     held = [text for text in prompts(arguments.data, "val", 400) if text not in set(training)]
     options["batch_size"] = N_HELD  # in one batch, examples come exit by exit
     for name, given in (("with_heads", heads), ("without", None)):
-        agrees = agreement_examples(model, held[:N_HELD], tokenizer, heads=given, **options)[1]
+        agrees = agreement_examples(model, Texts(held[:N_HELD], tokenizer), heads=given, **options)[
+            1
+        ]
         exits = EXITS if given is not None else range(len(model.model.layers) - 1)
         shares = agrees.view(len(exits), -1).float().mean(dim=1).tolist()
         report[name] = {k + 1: round(share, 4) for k, share in zip(exits, shares, strict=True)}
@@ -109,18 +111,20 @@ def main() -> None:
     classifier = None
     if "meta" in arguments.scores:
         options["batch_size"] = arguments.batch
-        classifier = train_meta(model, training[arguments.fit :], tokenizer, heads=heads, **options)
+        rest = Texts(training[arguments.fit :], tokenizer)
+        classifier = train_meta(model, rest, heads=heads, **options)
         classifier.save(arguments.output / "smollm2_meta.safetensors")
     for score in arguments.scores:
         record = sweep(
-            model,
-            fresh,
-            tokenizer=tokenizer,
+            CalmModel(
+                model,
+                RULES[score],
+                heads=heads,
+                classifier=classifier if score == "meta" else None,
+            ),
+            Texts(fresh, tokenizer),
             thresholds=THRESHOLDS,
             losses=["rouge_l", "token_f1"],
-            rule=RULES[score],
-            heads=heads,
-            classifier=classifier if score == "meta" else None,
             generation=GENERATION,
             batch_size=arguments.batch,
             run=RunOptions(shards=arguments.output / f"smollm2_{score}_shards", shard_size=256),

@@ -141,17 +141,11 @@ def main() -> None:
     report = json.loads(report_file.read_text())
     recipe = report["recipe"]
     model = network(arguments.results / f"{arguments.name}.safetensors", recipe).to(device)
-    options = {
-        "sampler": DDIM(arguments.steps, Schedule(**recipe["schedule"])),
-        "dtype": arguments.dtype,
-        "batch_size": arguments.batch,
-    }
+    sampler = DDIM(arguments.steps, Schedule(**recipe["schedule"]))
     began = time.perf_counter()
     pilot_seed = arguments.seed + 1
-    looks = {"look_at": arguments.look_at, "look_steps": arguments.look_steps}
-    rule = DeeDiffRule(None, **looks)
-    fast = DeeDiff(model, rule, sampler=options["sampler"], dtype=arguments.dtype)
-    options |= looks
+    rule = DeeDiffRule(None, look_at=arguments.look_at, look_steps=arguments.look_steps)
+    fast = DeeDiff(model, rule, sampler=sampler, dtype=arguments.dtype)
     n_classes = fast.n_classes
     perceptual = []
     if arguments.lpips:
@@ -167,20 +161,25 @@ def main() -> None:
             return [None, *arguments.levels]
         labels = classes(64, n_classes, pilot_seed)
         return pilot_thresholds(
-            model, arguments.thresholds, n=64, labels=labels, seed=pilot_seed, **options
+            fast,
+            arguments.thresholds,
+            n=64,
+            labels=labels,
+            seed=pilot_seed,
+            batch_size=arguments.batch,
         )
 
     thresholds = kept_thresholds(shards, pilot)
     labels = classes(arguments.n, n_classes, arguments.seed)
     record = sweep(
-        model,
+        fast,
         arguments.n,
         thresholds=thresholds,
         losses=[*perceptual, "ssim", "mse"],
         labels=labels,
         seed=arguments.seed,
+        batch_size=arguments.batch,
         run=RunOptions(shards=shards, shard_size=2 * arguments.batch),
-        **options,
     )
     if arguments.look_at:
         name = "_".join([arguments.name, "look_at", *map(str, arguments.look_at)])

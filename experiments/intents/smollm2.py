@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from experiments.calm.smollm2 import loaded
 from experiments.commands import stored_weights
 from experiments.intents.data import Questions, banking77
-from swiftsure.torch import attach_heads, collect, train_heads
+from swiftsure.torch import EarlyStopping, attach_heads, collect, train_heads
 
 HERE = Path(__file__).parent
 EXITS = (6, 12, 18, 24)
@@ -174,10 +174,9 @@ def distilled(
     train_heads(
         stand_in,
         parts[0],
-        held_out=parts[1],
+        stop=EarlyStopping(parts[1], patience=5),
         epochs=epochs,
         learning_rate=3e-3,
-        patience=5,
         progress=False,
     )
     return heads

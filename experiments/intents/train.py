@@ -23,7 +23,7 @@ from experiments import commands
 from experiments.intents.data import Questions, banking77
 from experiments.intents.network import add_update, pretrained, round_trained, save, with_exits
 from experiments.training import batches, fit, make_optimizer, recorded_step
-from swiftsure.torch import train_heads
+from swiftsure.torch import EarlyStopping, train_heads
 
 HERE = Path(__file__).parent
 STEP = 8  # tokens, between the lengths of batches
@@ -116,7 +116,8 @@ def train(
     options = {"dtype": "bfloat16" if device == "cuda" else None, "progress": False}
     plan = dict(recipe["heads"])
     training = loader(tokenizer, learned, recipe, plan.pop("batch"), shuffle=True)
-    train_heads(exits, training, held_out=watched, **options, **plan)
+    stop = EarlyStopping(watched, plan.pop("patience"))
+    train_heads(exits, training, stop=stop, **options, **plan)
     round_trained(exits)
     yield recipe["name"], exits, accuracies(exits, watched, device)
     if "joint" in recipe:

@@ -15,7 +15,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from experiments.several_dials.sentences import sentences
 from swiftsure import RunOptions, ThresholdRecord
-from swiftsure.text import Rollback, self_draft, sweep_pair
+from swiftsure.text import BigLittle, Rollback, Texts, self_draft, sweep_pair
 from swiftsure_zoo.records import TRANSLATOR
 
 HERE = Path(__file__).parent
@@ -41,18 +41,14 @@ def main() -> None:
     kept, tests = sentences(arguments.data, arguments.sentences)
     model = AutoModelForSeq2SeqLM.from_pretrained(TRANSLATOR, dtype=torch.float32).eval()
     draft = self_draft(model, 2)
+    tokenizer = AutoTokenizer.from_pretrained(TRANSLATOR)
     records = [
         sweep_pair(
-            model,
-            draft,
-            tests.german,
-            tests.english,
-            tokenizer=AutoTokenizer.from_pretrained(TRANSLATOR),
+            BigLittle(model, draft, Rollback(0.0, **settings)),
+            Texts(tests.german, tokenizer, tests.english, kept),
             thresholds=ROLLBACKS,
-            rule=Rollback(0.0, **settings),
             losses=["bleu"],
             max_new_tokens=64,
-            ids=kept,
             run=RunOptions(shards=arguments.shards / f"{arguments.name}_{number}", shard_size=32),
         )
         for number, settings in enumerate(RECORDS[arguments.name])

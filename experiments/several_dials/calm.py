@@ -15,7 +15,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from experiments.calm.records import GENERATION
 from experiments.several_dials.sentences import sentences
 from swiftsure import RunOptions, ThresholdRecord
-from swiftsure.text import CalmRule, Decay, sweep
+from swiftsure.text import CalmModel, CalmRule, Decay, Texts, sweep
 from swiftsure_zoo.records import TRANSLATOR
 
 HERE = Path(__file__).parent
@@ -33,18 +33,15 @@ def main() -> None:
     arguments = parser.parse_args()
     kept, tests = sentences(arguments.data, arguments.sentences)
     model = AutoModelForSeq2SeqLM.from_pretrained(TRANSLATOR, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(TRANSLATOR)
     rules = [CalmRule(look_at=looks, decay=decay) for looks in LOOKS for decay in DECAYS]
     records = [
         sweep(
-            model,
-            tests.german,
-            tests.english,
-            tokenizer=AutoTokenizer.from_pretrained(TRANSLATOR),
+            CalmModel(model, rule),
+            Texts(tests.german, tokenizer, tests.english, kept),
             thresholds=THRESHOLDS,
             losses=["bleu"],
-            rule=rule,
             generation=GENERATION,
-            ids=kept,
             batch_size=32,
             run=RunOptions(shards=arguments.shards / f"calm_{number}", shard_size=128),
         )

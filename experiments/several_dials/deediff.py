@@ -13,7 +13,7 @@ from pathlib import Path
 from experiments.diffusion.records import HERE as DIFFUSION
 from experiments.diffusion.records import classes, network
 from swiftsure import RunOptions
-from swiftsure.diffusion import DDIM, Lpips, Schedule, sweep
+from swiftsure.diffusion import DDIM, DeeDiff, Lpips, Schedule, sweep
 
 HERE = Path(__file__).parent
 NAME = "uvit_cifar10"
@@ -32,13 +32,13 @@ def main() -> None:
     recipe = json.loads((DIFFUSION / "results" / f"{NAME}.json").read_text())["recipe"]
     del recipe["guidance"]
     model = network(DIFFUSION / "results" / f"{NAME}.safetensors", recipe)
+    sampler = DDIM(STEPS, Schedule(**recipe["schedule"]))
     record = sweep(
-        model,
+        DeeDiff(model, sampler=sampler),
         arguments.n,
         thresholds=THRESHOLDS,
         n_steps=N_STEPS,
         losses=[Lpips.load(arguments.lpips, side=64)],
-        sampler=DDIM(STEPS, Schedule(**recipe["schedule"])),
         labels=classes(arguments.n, model.n_classes - 1, 0),
         batch_size=16,
         run=RunOptions(shards=arguments.shards / "deediff", shard_size=16),

@@ -5,6 +5,7 @@ import gzip
 import json
 import math
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -256,3 +257,19 @@ def test_dates_of_retry_after():
     waits = [Backoff(first=1.0, longest=3.0).wait(k, TimeoutError()) for k in range(5)]
     assert all(0.5 * m <= w <= m for w, m in zip(waits, [1, 2, 3, 3, 3], strict=True))
     assert Backoff().wait(0, UpstreamError("", temporary=True, retry_after=1e4)) is None
+
+
+def test_a_dearer_model_before_a_cheaper_one_warns_by_its_prices():
+    small, large = (
+        ss.Endpoint("http://x/v1", name, key=None, per_million=prices)
+        for name, prices in (("small", (0.15, 0.6)), ("large", (2.5, 10.0)))
+    )
+    with pytest.warns(UserWarning, match=r"large costs \(2.5, 10.0\) usd .* before small"):
+        ss.Cascade([large, small])
+    euros = ss.Endpoint("http://x/v1", "euros", key=None, per_million=(0.1, 0.1), unit="eur")
+    mixed = ss.Endpoint("http://x/v1", "mixed", key=None, per_million=(3.0, 5.0))
+    free = ss.Endpoint("http://x/v1", "free", key=None)
+    for models in ([small, large], [large, euros], [large, mixed], [large, free], [free, small]):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            ss.Cascade(models)

@@ -85,7 +85,8 @@ def test_json_is_the_policy_and_nothing_else(run, record, made):
 
 @pytest.mark.parametrize("name", ["record.parquet", "arrays.npz", "logits.npz"])
 def test_every_format_gives_the_same_policy(run, record, name):
-    done = run("calibrate", name, *ZERO_ONE, "--json", "--seed", 0)
+    assert run("convert", name, "--seed", 0, "-o", "ordered.parquet").status == 0
+    done = run("calibrate", "ordered.parquet", *ZERO_ONE, "--json")
     policy = ss.calibrate(replace(record, order=0), loss="zero_one", epsilon=0.05)
     assert json.loads(done.out)["threshold"] == policy.threshold
     assert json.loads(done.out)["certificate"]["samples"]["n"] == 800
@@ -144,12 +145,14 @@ def test_options_reach_the_library(run, record, options, fields):
 
 
 def test_facts_of_the_draw_reach_the_record(run, record):
-    done = run("calibrate", "record.parquet", *ZERO_ONE, "--population", "900", "--json")
+    run("convert", "record.parquet", "--population", "900", "-o", "finite.parquet")
+    done = run("calibrate", "finite.parquet", *ZERO_ONE, "--json")
     shown = json.loads(done.out)
     del shown["sentence"]
     policy = ss.calibrate(record.drawn_from(900), GAP)
     assert Policy.model_validate(shown, strict=False) == policy
-    done = run("calibrate", "record.parquet", *ZERO_ONE, "--seed", "7", "--json")
+    run("convert", "record.parquet", "--seed", "7", "-o", "ordered.parquet")
+    done = run("calibrate", "ordered.parquet", *ZERO_ONE, "--json")
     assert (
         json.loads(done.out)["threshold"] == ss.calibrate(replace(record, order=7), GAP).threshold
     )
@@ -292,21 +295,22 @@ def test_groups_are_named_in_words_and_numbers(run):
     assert "the average over groups of each group's average zero_one gap" in done.out
     assert "zero_one gap (average of group averages)" in done.out
     assert "every group counts the same, whatever its size." in done.out
-    options = ["--groups-average", "sample", "--max-group-size", "4", "--figure", "curve.png"]
-    done = run("calibrate", "users.parquet", *ZERO_ONE, *options, "-o", "policy.json")
+    options = ["--groups-average", "sample", "--max-group-size", "4"]
+    assert run("convert", "users.parquet", *options, "-o", "counted.parquet").status == 0
+    figure = ("--figure", "curve.png")
+    done = run("calibrate", "counted.parquet", *ZERO_ONE, *figure, "-o", "policy.json")
     assert (done.status, done.err) == (0, "")
     assert "zero_one gap (average per sample of groups)" in done.out
     assert "Risks and costs are averages per sample" in done.out
-    done = run("calibrate", "users.parquet", *ZERO_ONE, *options, "--json")
+    done = run("calibrate", "counted.parquet", *ZERO_ONE, "--json")
     found = json.loads(done.out)
     assert found["certificate"]["samples"]["average"] == "sample"
     assert found["certificate"]["samples"]["max_group_size"] == 4
     assert "per sample (every sample counts the same" in found["sentence"]
-    drawn = options[:4]
     done = run("report", "users.parquet", "policy.json", "-o", "page.html")
     assert "`certificate.samples.average` is sample in the policy, but group" in done.err
     assert "with the same groups, weights, population and order" in done.err
-    assert run("report", "users.parquet", "policy.json", *drawn, "-o", "page.html").status == 0
+    assert run("report", "counted.parquet", "policy.json", "-o", "page.html").status == 0
 
 
 @pytest.mark.parametrize(
@@ -319,7 +323,7 @@ def test_groups_are_named_in_words_and_numbers(run):
     ],
 )
 def test_averages_that_make_no_sense_are_refused(run, name, options, message):
-    done = run("calibrate", f"{name}.parquet", *ZERO_ONE, *options)
+    done = run("convert", f"{name}.parquet", *options, "-o", "other.parquet")
     assert done.status == 2
     assert message in done.err
 
@@ -331,9 +335,10 @@ def test_the_seed_drawn_for_a_file_that_keeps_none_is_named(run):
     seed = policy.certificate.provenance.seed
     assert policy.certificate.provenance.seed_drawn
     said = next(line for line in done.out.splitlines() if "drawn at random, with" in line)
-    assert f"with seed {seed}, which arrays.npz does not keep: `--seed {seed}` repeats" in said
-    assert "`swiftsure convert arrays.npz -o arrays.parquet`" in said
-    again = run("calibrate", "arrays.npz", *ZERO_ONE, *star, "-o", "again.json", "--seed", seed)
+    assert f"with seed {seed}, which arrays.npz does not keep" in said
+    assert f"`swiftsure convert arrays.npz --seed {seed} -o arrays.parquet`" in said
+    assert run("convert", "arrays.npz", "--seed", seed, "-o", "arrays.parquet").status == 0
+    again = run("calibrate", "arrays.parquet", *ZERO_ONE, *star, "-o", "again.json")
     assert "drawn at random, with seed" not in again.out
     repeated = Policy.load("again.json")
     assert (repeated.threshold, repeated.certificate.provenance.seed) == (policy.threshold, seed)
@@ -419,7 +424,7 @@ def test_a_calibration_that_grows(run, folder, record):
     [
         (("arrays.npz", "--state", "a.state"), "swiftsure convert arrays.npz"),
         (("record.parquet", "--state", "a.state", "--control", "crc"), "`control`"),
-        (("record.parquet", "--state", "a.state", "--population", "9000"), "finite population"),
+        (("finite.parquet", "--state", "a.state"), "finite population"),
         (("record.parquet", "--horizon", "10"), "`--horizon` goes with --state"),
         (("record.parquet", "--state", "a.state", "--path", "breakpoints"), "`path`"),
         (("record.parquet", "--state", "a.state", "--figure", "f.png"), "`--figure`"),
@@ -428,6 +433,7 @@ def test_a_calibration_that_grows(run, folder, record):
 )
 def test_what_does_not_go_with_growing(run, folder, arguments, why):
     replace(random_record(n=50), order=0).save(folder / "seeded.parquet")
+    random_record(n=50).drawn_from(9000).save(folder / "finite.parquet")
     done = run("calibrate", *arguments, *ZERO_ONE)
     assert done.status == 2
     assert why in done.err
@@ -436,19 +442,20 @@ def test_what_does_not_go_with_growing(run, folder, arguments, why):
 
 def test_weights_by_slice(run, record):
     weights = ("--weights", "north=1.6,south=0.64,estimated")
-    done = run("calibrate", "tenants.parquet", *LOSS, "--epsilon", "0.1", *weights)
+    assert run("convert", "tenants.parquet", *weights, "-o", "weighted.parquet").status == 0
+    done = run("calibrate", "weighted.parquet", *LOSS, "--epsilon", "0.1")
     assert done.status == 0
     assert "(they were estimated, and the promise holds as far as they are exact)" in done.out
     shown = json.loads(
-        run("calibrate", "tenants.parquet", *LOSS, "--epsilon", "0.1", *weights, "--json").out
+        run("calibrate", "weighted.parquet", *LOSS, "--epsilon", "0.1", "--json").out
     )
     known = ss.load_record("tenants.parquet").weighted(
         {"north": 1.6, "south": 0.64}, max_weight=1.6, estimated=True
     )
     assert shown["threshold"] == ss.calibrate(known, loss="zero_one", epsilon=0.1).threshold
-    drawn = run("calibrate", "tenants.parquet", *ZERO_ONE, *weights, "--figure", "figure.png")
+    drawn = run("calibrate", "weighted.parquet", *ZERO_ONE, "--figure", "figure.png")
     assert (drawn.status, "`--figure`" in drawn.err) == (2, True)
-    assert run("calibrate", "tenants.parquet", *ZERO_ONE, "--weights", "north").status == 2
+    assert run("convert", "tenants.parquet", "--weights", "north").status == 2
 
 
 def test_slices(run, folder):
@@ -470,7 +477,7 @@ def test_slices(run, folder):
     assert sorted(own) == ["north", "south"]
     shown = json.loads(run("calibrate", "tenants.parquet", *each, "--json").out)
     assert shown["together"] is True
-    for wrong in (("--population", "900"), ("--figure", "f.png"), ("--horizon", "9")):
+    for wrong in (("--figure", "f.png"), ("--horizon", "9")):
         assert run("calibrate", "tenants.parquet", *within, *wrong).status == 2
     assert run("calibrate", "record.parquet", *within).status == 2
 

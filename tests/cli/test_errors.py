@@ -74,7 +74,10 @@ def assert_refused(done, *words):
         ((*CALIBRATE[:2], "-p", "gap brierr <= 0.1"), ["Did you mean 'brier'?"]),
         ((*CALIBRATE[:2], "-p", "gap brier <= 2"), ["`epsilon` must be in (0, 2), but got 2"]),
         ((*CALIBRATE[:2], "-p", "cost flops <= 1"), ["`promises` must hold at least one Promise"]),
-        ((*CALIBRATE, "--population", "10"), ["`population` must be at least 800"]),
+        (
+            ("convert", "record.parquet", "--population", "10"),
+            ["`population` must be at least 800"],
+        ),
         ((*CALIBRATE, "--control", "ucb:bound=bentkus"), ["'bentkus' needs losses of at least 0"]),
         (("calibrate", "record.parquet"), ["`--epsilon` must be given"]),
         ((*CALIBRATE[:2], "--epsilon", "0.1"), ["`loss` must be given", "zero_one, brier"]),
@@ -132,7 +135,7 @@ def test_usage(run, made, arguments, words):
 
 
 def test_seeds(run):
-    assert_refused(run(*CALIBRATE, "--seed", "-1"), "seed")
+    assert_refused(run("convert", "record.parquet", "--seed", "-1"), "seed")
 
 
 def test_missing_is_checked(run):

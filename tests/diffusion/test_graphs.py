@@ -69,13 +69,13 @@ def test_a_confidence_at_its_threshold_exits_unless_the_rule_is_strict():
             assert found.exits.tolist() == [expected] * N
 
 
-def test_nan_exits_and_is_reported():
+def test_nan_never_exits():
     model = Sure(float("nan"))
     with torch.inference_mode():
         step = RecordedSteps(model, batch_of(model, 0), DeeDiffRule(None), looks=True, dtype=None)
         found = step(batch_of(model, 1), torch.full((N,), 0.5))
-    assert found.exits.tolist() == [0] * N
-    assert found.min_taken.isnan().all()
+    assert found.exits.tolist() == [model.n_exits - 1] * N
+    assert found.max_skipped.isneginf().all()
 
 
 def test_nothing_runs_after_all_have_left():

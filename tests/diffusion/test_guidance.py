@@ -106,11 +106,10 @@ def test_policies_are_bound_to_the_scale(plain):
     level = confidence_levels(DeeDiff(guided, sampler=SAMPLER), 6, labels=LABELS)[-1]
     labels = np.arange(60) % 3
     record = sweep(
-        guided,
+        DeeDiff(guided, sampler=SAMPLER),
         60,
         thresholds=[level],
         losses=["mse"],
-        sampler=SAMPLER,
         labels=labels,
     )
     policy = ss.calibrate(record, risk="consistency", loss="mse", epsilon=0.5)

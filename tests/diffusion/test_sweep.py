@@ -26,6 +26,10 @@ SAMPLER = DDIM(4, Schedule(40))
 RULES = [{}, {"strict": True, "min_exit": 1}, {"look_at": [0, 2]}, {"look_steps": 3}]
 
 
+def deediff(model, *, sampler=SAMPLER, dtype=None, **rule):
+    return DeeDiff(model, DeeDiffRule(None, **rule), sampler=sampler, dtype=dtype)
+
+
 @pytest.fixture
 def generated(monkeypatch):
     """How many images were generated, call by call."""
@@ -45,9 +49,8 @@ def generated(monkeypatch):
 def test_a_record_holds_what_each_threshold_gives_by_itself(rule, sampler):
     model = network()
     levels = confidence_levels(DeeDiff(model, sampler=sampler))
-    record = sweep(
-        model, 5, thresholds=levels, losses=["mse"], sampler=sampler, seed=2, first=3, **rule
-    )
+    fast = deediff(model, sampler=sampler, **rule)
+    record = sweep(fast, 5, thresholds=levels, losses=["mse"], seed=2, first=3)
     assert record.thresholds.tolist() == [np.inf, *levels]
     assert record.ids.tolist() == [3, 4, 5, 6, 7]
     full = DeeDiff(model, sampler=sampler).generate(range(3, 8), seed=2)
@@ -69,8 +72,8 @@ def test_the_number_of_steps_is_a_second_dial():
     """Losses are against the full model with all steps, and a policy runs its number of steps."""
     model = network()
     levels = confidence_levels(DeeDiff(model, sampler=SAMPLER))[:2]
-    options = {"losses": ["mse"], "sampler": SAMPLER, "seed": 2, "batch_size": 3}
-    record = sweep(model, 5, thresholds=levels, n_steps=[3, 2], **options)
+    options = {"losses": ["mse"], "seed": 2, "batch_size": 3}
+    record = sweep(deediff(model), 5, thresholds=levels, n_steps=[3, 2], **options)
     assert record.dials == {
         "threshold": (None, *levels) * 3,
         "n_steps": (4,) * 3 + (3,) * 3 + (2,) * 3,
@@ -107,12 +110,12 @@ def test_the_number_of_steps_is_a_second_dial():
 )
 def test_numbers_of_steps_that_cannot_be(sampler, n_steps, message):
     with pytest.raises(ValueError, match=message):
-        sweep(network(), 2, thresholds=[0.5], sampler=sampler, n_steps=n_steps)
+        sweep(deediff(network(), sampler=sampler), 2, thresholds=[0.5], n_steps=n_steps)
 
 
 def test_the_order_of_work_changes_nothing(tmp_path):
-    model, options = network(), {"losses": ["mse"], "sampler": SAMPLER}
-    levels = confidence_levels(DeeDiff(model, sampler=SAMPLER))
+    model, options = deediff(network()), {"losses": ["mse"]}
+    levels = confidence_levels(model)
     whole = sweep(model, 7, thresholds=levels, **options)
     pieces = sweep(
         model,
@@ -131,11 +134,10 @@ def test_the_order_of_work_changes_nothing(tmp_path):
 
 def test_thresholds_that_change_nothing_are_not_run(generated):
     record = sweep(
-        Sure(0.5).eval(),
+        deediff(Sure(0.5).eval()),
         6,
         thresholds=[0.99, 0.9, 0.8, 0.7, 0.5, 0.4, 0.3, 0.2, 0.1],
         losses=["mse"],
-        sampler=SAMPLER,
     )
     assert sum(generated) == 6 * 3  # in full, above every confidence, below every confidence
     assert record.costs["layers"][0].tolist() == [4] * 5 + [1] * 5
@@ -145,8 +147,8 @@ def test_thresholds_that_change_nothing_are_not_run(generated):
 def test_labels_belong_to_the_samples():
     model, labels = network(n_classes=3), [0, 2, 1, 1, 0, 2, 2]
     levels = confidence_levels(DeeDiff(model, sampler=SAMPLER), 7, labels=labels)[1:3]
-    options = {"losses": ["mse"], "sampler": SAMPLER, "thresholds": levels}
-    record = sweep(model, 7, labels=labels, batch_size=3, **options)
+    options = {"losses": ["mse"], "thresholds": levels}
+    record = sweep(deediff(model), 7, labels=labels, batch_size=3, **options)
     full = DeeDiff(model, sampler=SAMPLER).generate(7, labels=labels)
     for column, level in enumerate(levels, start=1):
         alone = DeeDiff(model, level, sampler=SAMPLER).generate(7, labels=labels)
@@ -154,7 +156,7 @@ def test_labels_belong_to_the_samples():
         expected = compare_images(MSE, alone.images, full.images)
         np.testing.assert_allclose(record.inconsistencies["mse"][:, column], expected, atol=1e-5)
     with pytest.raises(ValueError, match="the model has 3 classes"):
-        sweep(model, 7, **options)
+        sweep(deediff(model), 7, **options)
 
 
 # ----------------------------------------------------------------------------------------- shards
@@ -185,7 +187,7 @@ def killed_loss(monkeypatch):
 def test_a_sweep_goes_on_where_it_was_killed(tmp_path, generated, killed_loss):
     model = network()
     levels = confidence_levels(DeeDiff(model, sampler=SAMPLER))[:2]
-    options = {"thresholds": levels, "sampler": SAMPLER, "losses": ["mse"]}
+    model, options = deediff(model), {"thresholds": levels, "losses": ["mse"]}
     expected = sweep(model, 6, **options)
     options["run"] = ss.RunOptions(shards=tmp_path, shard_size=2)
     with killed_loss(), pytest.raises(KeyboardInterrupt):
@@ -211,8 +213,8 @@ def test_a_sweep_goes_on_where_it_was_killed(tmp_path, generated, killed_loss):
         ({"seed": 1}, "seed"),
         ({"thresholds": [0.6]}, "thresholds"),
         ({"losses": ["ssim"]}, "losses"),
-        ({"sampler": DDIM(3, Schedule(40))}, "settings"),
-        ({"model": network(1)}, "model"),
+        ({"model": deediff(network(), sampler=DDIM(3, Schedule(40)))}, "settings"),
+        ({"model": deediff(network(1))}, "model"),
         ({"n": 4}, "n"),
         ({"first": 1}, "first"),
         ({"run": {"shard_size": 1}}, "shard_size"),
@@ -220,8 +222,7 @@ def test_a_sweep_goes_on_where_it_was_killed(tmp_path, generated, killed_loss):
     ids=str,
 )
 def test_shards_of_another_run_are_refused(tmp_path, changes, named):
-    options = {"model": network(), "n": 2, "thresholds": [0.5], "losses": ["mse"]}
-    options["sampler"] = SAMPLER
+    options = {"model": deediff(network()), "n": 2, "thresholds": [0.5], "losses": ["mse"]}
     sweep(**options, run=ss.RunOptions(shards=tmp_path))
     run = ss.RunOptions(shards=tmp_path, **changes.get("run", {}))
     with pytest.raises(ValueError, match=rf"holds another run, with other {named}:"):
@@ -235,7 +236,7 @@ def test_shards_of_another_run_are_refused(tmp_path, changes, named):
 def test_from_sweep_to_policy_to_generation(tmp_path, rule):
     model = network()
     levels = confidence_levels(DeeDiff(model, sampler=SAMPLER))
-    record = sweep(model, 40, thresholds=levels, losses=["mse"], sampler=SAMPLER, **rule)
+    record = sweep(deediff(model, **rule), 40, thresholds=levels, losses=["mse"])
     record.save(tmp_path / "record.parquet")
     record = ss.ThresholdRecord.load(tmp_path / "record.parquet")
     policy = ss.calibrate(record, risk="consistency", loss="mse", epsilon=0.3)
@@ -251,8 +252,7 @@ def test_from_sweep_to_policy_to_generation(tmp_path, rule):
 
 def test_pilot_thresholds_spread_over_the_layers():
     model = network()
-    options = {"sampler": SAMPLER, "min_exit": 1}
-    levels = pilot_thresholds(model, 6, n=8, **options)
+    levels = pilot_thresholds(deediff(model, min_exit=1), 6, n=8)
     assert levels[0] is None
     assert 4 <= len(levels) <= 7
     assert (np.diff(levels[1:]) < 0).all()
@@ -268,7 +268,7 @@ def test_pilot_thresholds_spread_over_the_layers():
 
 def test_pilot_thresholds_for_the_exits_that_are_looked_at():
     model = network()
-    levels = pilot_thresholds(model, 6, n=8, sampler=SAMPLER, look_at=[0])
+    levels = pilot_thresholds(deediff(model, look_at=[0]), 6, n=8)
     seen = DeeDiff(model, sampler=SAMPLER).confidences(8, seed=1)[:, :, 0]
     assert len(levels) > 3
     assert seen.min() <= levels[-1] <= levels[1] <= seen.max()
@@ -276,7 +276,7 @@ def test_pilot_thresholds_for_the_exits_that_are_looked_at():
 
 def test_pilot_thresholds_for_the_steps_that_are_looked_at():
     model = network()
-    levels = pilot_thresholds(model, 6, n=8, sampler=SAMPLER, look_steps=1)
+    levels = pilot_thresholds(deediff(model, look_steps=1), 6, n=8)
     seen = DeeDiff(model, sampler=SAMPLER).confidences(8, seed=1)[:, 0]
     assert len(levels) > 3
     assert seen.min() <= levels[-1] <= levels[1] <= seen.max()
@@ -286,12 +286,12 @@ def test_pilot_thresholds_save_more_than_looking_costs():
     model = network(uncertainty_ratio=16.0)  # a look costs about as much as a block
     fast = DeeDiff(model, sampler=SAMPLER)
     full = fast.generate(8, seed=1).flops
-    levels = pilot_thresholds(model, 6, n=8, sampler=SAMPLER)
+    levels = pilot_thresholds(fast, 6, n=8)
     assert len(levels) > 2
     for level in levels[1:]:
         made = fast.generate(8, seed=1, thresholds=[level] * 8)
         assert made.flops.mean() < 1.05 * full.mean()  # a pilot sees images of the full model
-    none_saves = pilot_thresholds(model, 6, n=8, sampler=SAMPLER, min_exit=4)
+    none_saves = pilot_thresholds(deediff(model, min_exit=4), 6, n=8)
     assert len(none_saves) == 2  # and the fastest is left
 
 
@@ -311,14 +311,17 @@ def test_pilot_thresholds_save_more_than_looking_costs():
         ({"losses": ["psnr"]}, "`losses` must be one of"),
         ({"batch_size": 0}, "`batch_size`"),
         ({"first": -1}, "`first`"),
-        ({"min_exit": 9}, "`min_exit`"),
-        ({"dtype": "int8"}, "`dtype`"),
     ],
 )
 def test_bad_arguments_are_refused(changes, message):
-    options = {"n": 2, "thresholds": [0.5], "losses": ["mse"], "sampler": SAMPLER}
+    options = {"n": 2, "thresholds": [0.5], "losses": ["mse"]}
     with pytest.raises(ValueError, match=message):
-        sweep(network(), **options | changes)
+        sweep(deediff(network()), **options | changes)
+
+
+def test_a_bare_network_is_refused():
+    with pytest.raises(TypeError, match=r"`model` must be a DeeDiff, .* but got UViT"):
+        sweep(network(), 2, thresholds=[0.5])
 
 
 def test_a_bar_shows_all_work(monkeypatch, tmp_path):
@@ -332,7 +335,7 @@ def test_a_bar_shows_all_work(monkeypatch, tmp_path):
         yield lambda: seen.update(done=seen["done"] + 1)
 
     monkeypatch.setattr(loop, "steps", steps)
-    model, options = network(), {"thresholds": [0.9, 0.5], "losses": ["mse"], "sampler": SAMPLER}
+    model, options = deediff(network()), {"thresholds": [0.9, 0.5], "losses": ["mse"]}
     for _ in range(2):  # the second time from shards
         sweep(model, 5, run=ss.RunOptions(shards=tmp_path, shard_size=2, progress=True), **options)
         assert seen == {"title": "sweeping", "total": 15, "shown": True, "done": 15}
@@ -352,8 +355,8 @@ def test_losses_run_where_the_images_are():
     network_of_loss = Elsewhere()
     functions = TensorFunctions(network_of_loss)
     loss = Loss("elsewhere", LossRange(0, 1), "prediction", tensors=functions)
-    record = sweep(network(), 1, thresholds=[0.5], losses=[loss], sampler=SAMPLER)
+    record = sweep(deediff(network()), 1, thresholds=[0.5], losses=[loss])
     assert network_of_loss.moved == torch.device("cpu")
     assert record.inconsistency_ranges == {"elsewhere": LossRange(0, 1)}
     with pytest.raises(ValueError, match=r"'bleu' .* set the field `tensors\.against_labels`"):
-        sweep(network(), 1, thresholds=[0.5], losses=["bleu"], sampler=SAMPLER)
+        sweep(deediff(network()), 1, thresholds=[0.5], losses=["bleu"])

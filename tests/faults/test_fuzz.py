@@ -16,12 +16,12 @@ import pytest
 import torch
 
 import swiftsure as ss
+from experiments.image_classification.pickled_logits import read_pickled_logits
 from swiftsure._lib.files import json_checksum
 from swiftsure.cascade import Answer, answer_log
 from swiftsure.cascade.answer_log import AnswerKey, AnswerLog
 from swiftsure.cascade.logs import read_log as read_jsonl
 from swiftsure.certify.anytime.log import GrowthLog
-from swiftsure.cli.pickled_logits import read_pickled_logits
 from swiftsure.curves.sampling import Sampling
 from swiftsure.monitor import Monitor, Watch
 from swiftsure.onnx.folder import Check, Manifest, Part, RuntimeConfig, read_runtime, write_folder

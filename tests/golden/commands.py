@@ -5,7 +5,6 @@ stay.
 """
 
 import json
-import pickle  # noqa: TID251
 import shlex
 import shutil
 import sys
@@ -51,11 +50,12 @@ COMMANDS = {
         "calibrate slices.parquet --promise 'gap zero_one within each slice <= 0.1'",
     ],
     "calibrate_weights": [
-        "calibrate slices.parquet --loss zero_one --weights north=1.5,south=0.5 --epsilon 0.15",
+        "convert slices.parquet -o weighted.parquet --weights north=1.5,south=0.5",
+        "calibrate weighted.parquet --loss zero_one --epsilon 0.15",
     ],
     "calibrate_groups": [
-        "calibrate groups.parquet --loss zero_one --groups-average sample --max-group-size 4 "
-        "--epsilon 0.15",
+        "convert groups.parquet -o counted.parquet --groups-average sample --max-group-size 4",
+        "calibrate counted.parquet --loss zero_one --epsilon 0.15",
     ],
     "calibrate_dials": [
         "calibrate dials.parquet --risk consistency --loss exact_match --epsilon 0.05 "
@@ -116,9 +116,6 @@ COMMANDS = {
     "record": [
         "record small.jsonl large.jsonl",
     ],
-    "convert": [
-        "convert logits.p",
-    ],
     "convert_a_record": [
         "convert arrays.npz -o converted.parquet",
     ],
@@ -156,9 +153,6 @@ def write_files(folder):
     cases.dials().save(folder / "dials.parquet", durable=False)
     record, labels = cases.unlabelled()
     record.save(folder / "unlabelled.parquet", durable=False)
-    logits, _ = cases.classified()
-    content = logits.transpose(1, 0, 2), labels
-    (folder / "logits.p").write_bytes(pickle.dumps(content))
     wanted = record.needs_label("zero_one", budget=50).tolist()
     lines = ["id,label", *(f"{row},{labels[row]}" for row in wanted)]
     (folder / "done.csv").write_text("\n".join(lines) + "\n")

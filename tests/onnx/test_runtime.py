@@ -15,7 +15,7 @@ import swiftsure as ss
 from swiftsure import onnx
 from swiftsure.onnx.scoring import broken_rows, confidence, tempered
 from swiftsure.onnx.stages import Answer
-from swiftsure.torch import EarlyExit, collect
+from swiftsure.torch import EarlyExit, Staged, collect
 from swiftsure.torch import scoring as torch_scoring
 from swiftsure.torch.staged import exit_output
 from tests.torch.builders import (
@@ -146,14 +146,14 @@ def test_a_temperature_keeps_the_prediction():
 def test_a_map_with_a_pixel_that_is_not_finite_is_broken(value):
     maps = np.random.default_rng(0).normal(size=(4, 3, 5, 5)).astype(np.float32)
     maps[2, 1, 3, 3] = value
-    assert broken_rows([maps], None).tolist() == [False, False, True, False]
+    assert broken_rows([maps]).tolist() == [False, False, True, False]
 
 
 def test_nan_is_refused_with_its_sample(exported, policy):
     x = inputs(5).numpy()
     x[3] = np.nan
     fast = onnx.EarlyExit.load(exported)
-    with pytest.raises(ValueError, match="exit 1 is NaN or infinite for sample 3"):
+    with pytest.raises(ValueError, match="exit 3 is NaN or infinite for sample 3"):
         fast(x)
     results = list(onnx.Stream(fast, 4).run([x]))
     bad = next(result for result in results if 3 in result.ids)
@@ -230,3 +230,15 @@ def test_full_confidences_helper_agrees(model, exported):
 def test_unknown_providers_are_refused(exported):
     with pytest.raises(ValueError, match="but not CUDAExecutionProvider"):
         onnx.EarlyExit.load(exported, providers="cuda")
+
+
+def test_probabilities_warn_once(model, policy, tmp_path):
+    """Of a network whose export ends in a softmax."""
+    heads = [torch.nn.Sequential(head, torch.nn.Softmax(dim=1)) for head in model.heads]
+    network = Staged.from_sequential(list(model.stages), heads).eval()
+    with pytest.warns(UserWarning, match="The model's outputs look like probabilities"):
+        onnx.export(network, policy, tmp_path / "net", example=inputs(40), threads=1)
+    fast = onnx.EarlyExit.load(tmp_path / "net")
+    with pytest.warns(UserWarning, match="The model's outputs look like probabilities") as seen:
+        assert [len(fast(inputs(8)).exits) for _ in range(2)] == [8, 8]
+    assert len(seen) == 1

@@ -23,7 +23,7 @@ from tests.torch.builders import inputs
 def test_the_engine_answers_as_the_runtime_does(exported):
     pytest.importorskip("starlette")
     from swiftsure.serve import InvalidRequestError
-    from swiftsure.serve.onnx_engine import OnnxEngine
+    from swiftsure.serve.engines.onnx import OnnxEngine
 
     engine = OnnxEngine.load(exported)
     x = inputs(20).numpy()

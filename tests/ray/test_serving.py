@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from swiftsure.serve import Limits
+from swiftsure.serve.engines.torch import TorchEngine
 from swiftsure.serve.ray_serve import ray_application
-from swiftsure.serve.torch_engine import TorchEngine
 from swiftsure.torch import EarlyExit
 from tests.serve.builders import Client, at_once
 from tests.torch.builders import inputs, middle_threshold, network, policy_of
@@ -24,8 +24,8 @@ pytestmark = [
 class Counting(TorchEngine):
     """Also answers how many requests were in the batch."""
 
-    def answer(self, samples, *, full):
-        answers = super().answer(samples, full=full)
+    def answer(self, samples, *, full, slices=()):
+        answers = super().answer(samples, full=full, slices=slices)
         for each in answers:
             if not isinstance(each, Exception):
                 each.content["batch"] = len(samples)

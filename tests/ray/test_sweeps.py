@@ -84,21 +84,19 @@ def test_progress_is_among_the_metrics_of_ray(cluster):
 
 @pytest.mark.slow
 def test_calm(cluster, tmp_path):
-    from swiftsure.text import sweep
+    from swiftsure.text import CalmModel, Texts, sweep
     from tests.text.builders import t5
     from tests.text.tokenizing import texts, tokenizer
 
     settings = {
-        "tokenizer": tokenizer(),
         "thresholds": [None, 0.9, 0.5, 0.2],
         "generation": {"max_new_tokens": 6},
     }
-    data = texts(8)
-    expected = sweep(t5(), data, data[::-1], **settings)
+    data = Texts(texts(8), tokenizer(), texts(8)[::-1])
+    expected = sweep(CalmModel(t5()), data, **settings)
     found = sweep(
-        t5(),
+        CalmModel(t5()),
         data,
-        data[::-1],
         run=RunOptions(shards=tmp_path, shard_size=3, engine="ray", workers=2),
         **settings,
     )
@@ -107,20 +105,19 @@ def test_calm(cluster, tmp_path):
 
 @pytest.mark.slow
 def test_bild(cluster):
-    from swiftsure.text import Rollback, sweep_pair
+    from swiftsure.text import BigLittle, Rollback, Texts, sweep_pair
     from tests.text.bild.drafting import PAIRS
     from tests.text.tokenizing import texts, tokenizer
 
-    large, small = PAIRS["T5"]()
+    pair = BigLittle(*PAIRS["T5"](), Rollback(None, fallback=0.1, max_draft=4))
+    data = Texts(texts(5), tokenizer())
     settings = {
-        "tokenizer": tokenizer(),
         "thresholds": [0.0, 1.0, 4.0],
-        "rule": Rollback(None, fallback=0.1, max_draft=4),
         "max_new_tokens": 8,
     }
-    expected = sweep_pair(large, small, texts(5), **settings)
+    expected = sweep_pair(pair, data, **settings)
     found = sweep_pair(
-        large, small, texts(5), run=RunOptions(shard_size=2, engine="ray", workers=2), **settings
+        pair, data, run=RunOptions(shard_size=2, engine="ray", workers=2), **settings
     )
     same_sweep(found, expected)
 
@@ -130,9 +127,8 @@ def test_deediff(cluster):
     from swiftsure.diffusion import DDIM, DeeDiff, Schedule, sweep
     from tests.diffusion.builders import confidence_levels, network
 
-    model, sampler = network(), DDIM(4, Schedule(40))
-    levels = confidence_levels(DeeDiff(model, sampler=sampler))
-    settings = {"thresholds": levels, "losses": ["mse"], "sampler": sampler}
+    model = DeeDiff(network(), sampler=DDIM(4, Schedule(40)))
+    settings = {"thresholds": confidence_levels(model), "losses": ["mse"]}
     expected = sweep(model, 10, **settings)
     found = sweep(model, 10, run=RunOptions(shard_size=4, engine="ray", workers=2), **settings)
     same_sweep(found, expected)

@@ -12,7 +12,7 @@ import numpy as np
 from starlette.responses import PlainTextResponse
 
 import swiftsure as ss
-from swiftsure.serve import Answer, Comparison, Guard, InvalidRequestError
+from swiftsure.serve import Answer, Comparison, Description, Guard, InvalidRequestError
 from swiftsure.serve.inputs import InputForm
 from swiftsure.study.simulate import Population
 
@@ -40,6 +40,9 @@ class Adder:
         self.gate = threading.Event()  # nothing is answered while it is clear
         self.gate.set()
 
+    def describe(self):
+        return Description("Adder", self.inputs.schema())
+
     def check(self, policy):
         if policy.certificate.promises[0].epsilon > 0.5:
             raise ValueError("`policy` was made for another model.")
@@ -50,7 +53,7 @@ class Adder:
     def install(self, policy):
         self.policy = policy
 
-    def answer(self, samples, *, full):
+    def answer(self, samples, *, full, slices=()):
         self.gate.wait(10)
         self.batches.append(len(samples))
         if any(sample[0] == 666 for sample in samples):

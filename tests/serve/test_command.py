@@ -117,7 +117,7 @@ WITH_AUDITS = {
     "--epsilon": (0.3, lambda seen: seen.monitor.epsilon == 0.3),
     "--labels": (None, lambda seen: seen.monitor.risk == "gap"),
 }
-NETWORK = {"--network": ("nets:build", lambda seen: seen.loaded[2].__name__ == "build")}
+NETWORK = {"--network": ("nets:build", lambda seen: seen.loaded[2].network.__name__ == "build")}
 DRIFT = {"--drift": (None, lambda seen: seen.drilled.wait(5))}
 ALL = ANYWHERE | OF_A_MODEL | WITH_AUDITS | NETWORK | DRIFT
 APPLIES = {

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from swiftsure.serve import Answer, InvalidRequestError
+from swiftsure.serve import Answer, EngineOptions, InvalidRequestError
+from swiftsure.serve.engines.torch import TorchEngine
 from swiftsure.serve.loading import load_engines
-from swiftsure.serve.torch_engine import TorchEngine
 from swiftsure.torch import EarlyExit, attach_heads
 from tests.torch.builders import inputs, middle_threshold, network, policy_of
 
@@ -77,7 +77,7 @@ def test_a_folder_of_a_plain_network_is_served(tmp_path, workers):
     EarlyExit(model, policy_of(0.5, model.n_exits)).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="--network module:Plain"):
         load_engines(tmp_path)
-    (engine,) = load_engines(tmp_path, workers, Plain)
+    (engine,) = load_engines(tmp_path, workers, EngineOptions(network=Plain))
     samples = [engine.inputs.sample(row.tolist()) for row in inputs(5)]
     found = engine.answer(samples, full=True)
     with torch.no_grad():
@@ -93,7 +93,7 @@ def test_a_folder_of_transformers_is_served(tmp_path):
 
     fast = fast_bert()
     fast.save_pretrained(tmp_path)
-    engine = TorchEngine.from_pretrained(tmp_path)
+    engine = TorchEngine.load(tmp_path)
     batch = sentences(4, seed=1)
     samples = [
         engine.inputs.sample({name: values[k].tolist() for name, values in batch.items()})

@@ -19,7 +19,7 @@ from tests.serve.builders import Adder, Client, at_once, policy_of, wait_until
 class Killer(Adder):
     """Ends its process on a sample that starts with 999; 5 takes a while."""
 
-    def answer(self, samples, *, full):
+    def answer(self, samples, *, full, slices=()):
         if any(sample[0] == 999 for sample in samples):
             os.kill(os.getpid(), signal.SIGKILL)
         if any(sample[0] == 5 for sample in samples):
@@ -119,7 +119,7 @@ def test_a_spare_worker_answers_while_another_one_loads(tmp_path):
     load = partial(gated, policy_of().model_dump_json(), gate)
     spare = Spare(load, 1)
     engine = WorkerEngine(load, 1, spare)
-    assert spare._next.pipe.poll(60)
+    wait_until(spare._next.has_loaded, 60)
     gate.touch()  # from now on no model is loaded
     first = engine.pid
     with start(create_app(engine, Limits(timeout=5))) as address:
@@ -129,8 +129,11 @@ def test_a_spare_worker_answers_while_another_one_loads(tmp_path):
         loading = spare._next.process
         os.kill(loading.pid, signal.SIGKILL)
         wait_until(lambda: not loading.is_alive())
+        taken = spare.take()  # a spare that died is not used, and one that loads is not waited for
+        assert taken.process.pid not in (loading.pid, spare._next.process.pid)
         gate.unlink()
-        assert spare.take().process.pid != loading.pid  # a spare that died is not used
+        taken.loaded()
+        taken.close()
         loading = spare._next.process
     wait_until(lambda: not loading.is_alive())
 
@@ -158,3 +161,39 @@ def test_ids_are_unique_across_servers(engines):
                 seen.add(Client(address).predict([1, 2, 3])[1]["id"])
     assert len(seen) == 10
     assert json.dumps(sorted(seen))
+
+
+@pytest.mark.slow
+def test_killed_workers_delay_no_request_while_others_load(tmp_path):
+    """The first is replaced by the spare one; for the second, the other worker answers."""
+    gate = tmp_path / "gate"
+    load = partial(gated, policy_of().model_dump_json(), gate)
+    engines = [WorkerEngine(load, 1) for _ in range(2)]
+    spare = Spare(load, 1)
+    for engine in engines:
+        engine.spare = spare
+    wait_until(spare._next.has_loaded, 60)
+    gate.touch()  # from now on no model is loaded
+    took, statuses, ended = [], set(), threading.Event()
+
+    def ask(address):
+        client = Client(address)
+        while not ended.wait(0.02):
+            began = time.monotonic()
+            statuses.add(client.predict([1, 2, 3])[0])
+            took.append(time.monotonic() - began)
+
+    with start(create_app(engines, Limits(max_batch=4, timeout=60))) as address:
+        clients = [threading.Thread(target=ask, args=(address,)) for _ in range(8)]
+        for client in clients:
+            client.start()
+        for engine in engines:
+            time.sleep(1.0)
+            os.kill(engine.pid, signal.SIGKILL)
+        wait_until(lambda: len(took) > 500)
+        ended.set()
+        for client in clients:
+            client.join()
+        gate.unlink()  # the end waits for what loads
+    assert statuses == {200}
+    assert max(took) < 3.0  # on a busy machine; loading takes as long as the gate is there

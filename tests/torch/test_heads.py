@@ -274,7 +274,7 @@ def test_the_bar_counts_steps(trained, monkeypatch):
         shown.append(total)
         yield lambda: shown.append(1)
 
-    monkeypatch.setattr("swiftsure.torch.heads.steps", steps)
+    monkeypatch.setattr("swiftsure.torch.training.steps", steps)
     _, model = attached(trained)
     train_heads(model, loader(128), epochs=3, progress=True)
     assert shown == [6] + 6 * [1]

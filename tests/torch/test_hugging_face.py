@@ -14,6 +14,7 @@ from torch import nn
 import swiftsure as ss
 from swiftsure.torch import (
     EarlyExit,
+    EarlyStopping,
     Stream,
     attach_heads,
     check,
@@ -351,7 +352,7 @@ def test_batches_of_a_dataset():
     exits = attach_heads(BERT.network(), BERT.at(0, 2), data[:2])
     loader = torch.utils.data.DataLoader(data, batch_size=8)
     for training in (data.batch(8), loader):
-        assert len(train_heads(exits, training, epochs=1, held_out=training)) == 1
+        assert len(train_heads(exits, training, epochs=1, stop=EarlyStopping(training))) == 1
     record = collect(exits, data.iter(8), losses=["zero_one"])
     again = collect(exits, loader, losses=["zero_one"])
     np.testing.assert_array_equal(record.losses["zero_one"], again.losses["zero_one"])

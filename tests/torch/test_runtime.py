@@ -655,12 +655,23 @@ def test_batches_without_tensors_are_refused(batch):
 
 
 @pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize(("exit_", "threshold"), [(0, 0.9), (1, (None, 0.9, 0.9)), (3, None)])
-def test_nan_is_refused_by_name(exit_, threshold, score):
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_confidence_that_is_nan_never_exits(score, value):
     batch = logits(8, scale=0.1)
-    batch[5, exit_, 2] = torch.nan
+    batch[5, :3, 1:3] = value
+    out = EarlyExit(Played(4), policy_of(0.0, 4, score))(batch)
+    assert out.exits.tolist() == [3 if row == 5 else 0 for row in range(8)]
+    assert torch.equal(out.outputs[5], batch[5, 3])
+    assert out.confidences[5].isnan().all()
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("threshold", [0.9, (None, 0.9, 0.9), None])
+def test_nan_is_refused_by_name(threshold, score):
+    batch = logits(8, scale=0.1)
+    batch[5, :, 2] = torch.nan
     fast = EarlyExit(Played(4), policy_of(threshold, 4, score))
-    with pytest.raises(ValueError, match=f"output of exit {exit_ + 1} is NaN .* sample 5"):
+    with pytest.raises(ValueError, match=r"output of exit 4 is NaN .* sample 5"):
         fast(batch)
 
 
@@ -675,11 +686,15 @@ def test_nan_of_an_exit_that_is_not_asked_does_not_matter():
 @pytest.mark.parametrize("exit_", [0, 3])
 @pytest.mark.parametrize(("classes", "value"), [(2, torch.inf), (slice(None), -torch.inf)])
 def test_infinite_logits_are_refused_as_in_a_record(score, exit_, classes, value):
-    """They make the softmax NaN, so no rule says where such a sample exits."""
+    """They make the softmax NaN, so the full model answers, whose logits must be finite."""
     batch = logits(8, scale=0.1)
     batch[5, exit_, classes] = value
-    with pytest.raises(ValueError, match=rf"output of exit {exit_ + 1} .* sample 5\b"):
-        EarlyExit(Played(4), policy_of(0.9, 4, score))(batch)
+    fast = EarlyExit(Played(4), policy_of(0.9, 4, score))
+    if exit_ == 3:
+        with pytest.raises(ValueError, match=r"output of exit 4 .* sample 5\b"):
+            fast(batch)
+    else:
+        assert fast(batch).exits[5] == 3
     with pytest.raises(ValueError, match=rf"output of exit {exit_ + 1} .* sample 5\b"):
         collect(Played(4), [batch], scores=[score])
     with refused("logits"):
@@ -719,11 +734,11 @@ def test_the_state_dict_is_that_of_the_model():
     ]
 
 
-def test_a_models_own_confidence_that_is_no_number_is_refused():
+def test_a_models_own_confidence_that_is_no_number_never_exits():
     batch = torch.full((6, 3), 0.1)
     batch[4, 1] = torch.nan
-    with pytest.raises(ValueError, match=r"exit 2 .* sample 4"):
-        EarlyExit(OwnConfidence(3), policy_of(0.9, 3, "model"))(batch)
+    out = EarlyExit(OwnConfidence(3), policy_of((0.9, 0.05), 3, "model"))(batch)
+    assert out.exits.tolist() == [1, 1, 1, 1, 2, 1]
 
 
 def leaving_differently(*heads):

@@ -1,5 +1,7 @@
 """Scores on tensors are the twins of those on arrays."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -8,9 +10,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from swiftsure import scores
-from swiftsure.torch import Scored
-from swiftsure.torch.scoring import confidence
-from tests.torch.builders import SCORES, logits, refused
+from swiftsure.torch import EarlyExit, Scored, Stream, fit_temperatures
+from swiftsure.torch.scoring import confidence, warn_of_probabilities
+from tests.torch.builders import (
+    SCORES,
+    Played,
+    labels,
+    logits,
+    policy_of,
+    refused,
+)
 
 
 @settings(max_examples=200)
@@ -85,3 +94,50 @@ def test_refusals():
 def test_own_confidences_are_one_a_sample():
     with refused("score"):
         confidence("model", Scored(torch.zeros(3, 2), torch.zeros(3, 1)))
+
+
+WARNED = "The model's outputs look like probabilities"
+
+
+def test_probabilities_warn_where_temperatures_are_fitted():
+    with pytest.warns(UserWarning, match=WARNED):
+        fit_temperatures(Played(2), [(logits(20, 2).softmax(dim=-1), labels(20))])
+
+
+@pytest.mark.parametrize("way", ["call", "mark", "run", "stream", "captured"])
+def test_probabilities_warn_once_in_every_runtime(way):
+    p = logits(20, 2).softmax(dim=-1)
+    mark = "mark" if way == "mark" else "raise"
+    policy = policy_of(0.5, 2)
+    fast = EarlyExit(Played(2), policy, on_invalid=mark, capture=way == "captured")
+
+    def run():
+        if way == "stream":
+            list(Stream(fast, 4).run([p]))
+        elif way == "run":
+            list(fast.run([p]))
+        else:
+            fast(p)
+
+    with pytest.warns(UserWarning, match=WARNED):
+        run()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run()  # once is enough
+        EarlyExit(Played(2), policy)(logits(20, 2))
+
+
+def test_probabilities_beside_the_models_own_confidences_do_not_warn():
+    class Own(Played):
+        def head(self, exit_index, state):
+            p = super().head(exit_index, state)
+            return Scored(p, p.amax(dim=1))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        EarlyExit(Own(2), policy_of(0.5, 2, "model"))(logits(20, 2).softmax(dim=-1))
+
+
+def test_maps_of_probabilities_warn():
+    with pytest.warns(UserWarning, match=WARNED):
+        warn_of_probabilities(torch.randn(2, 3, 4, 4).softmax(dim=1))

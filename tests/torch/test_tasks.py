@@ -9,7 +9,15 @@ from torch import nn
 
 import swiftsure as ss
 from swiftsure.losses import LOSSES
-from swiftsure.torch import EarlyExit, absolute_error, attach_heads, check, collect, train_heads
+from swiftsure.torch import (
+    EarlyExit,
+    EarlyStopping,
+    absolute_error,
+    attach_heads,
+    check,
+    collect,
+    train_heads,
+)
 from swiftsure.torch.staged import plain_output
 from tests.torch.builders import refused
 
@@ -154,7 +162,11 @@ def test_training_stops_early_and_keeps_the_best_heads():
     network = NETWORKS["classification"][0]()
     model = attach_heads(network, AT, sentences())
     history = train_heads(
-        model, batches(3), epochs=30, learning_rate=5e-2, held_out=batches(2, 50), patience=2
+        model,
+        batches(3),
+        epochs=30,
+        learning_rate=5e-2,
+        stop=EarlyStopping(batches(2, 50), patience=2),
     )
     losses = [float(np.mean(epoch["held_out"][:-1])) for epoch in history]
     best = int(np.argmin(losses))

@@ -36,7 +36,7 @@ class Losses(NamedTuple):
 
 @compiled
 def first_exit(confidences, thresholds, strict, min_exit):  # type: ignore[no-untyped-def]
-    """Return the exit of one sample (Eq. 1 of the paper); everything else uses this definition."""
+    """Return the exit of one sample (Eq. 1 of the paper); `exits.reaches`, compiled."""
     for exit_ in range(min_exit, confidences.shape[0]):
         if confidences[exit_] > thresholds[exit_]:
             return exit_

@@ -13,6 +13,7 @@ from swiftsure.cascade.answer_losses import answer_tables, chosen_losses
 from swiftsure.cascade.answers import Answer
 from swiftsure.cascade.collecting import ask_all, input_keys, model_key, rows_of
 from swiftsure.cascade.confidences import ANSWER_SCORES, answer_confidence
+from swiftsure.cascade.endpoints import warn_of_prices
 from swiftsure.cascade.judging import Judge, judge_tables
 from swiftsure.cascade.models import Model, TorchModel, identity_digest, model_of
 from swiftsure.cascade.request_kinds import REQUESTS, features_of_inputs
@@ -82,6 +83,7 @@ class Cascade:
         self.names = list(models) if isinstance(models, Mapping) else _names(self.models)
         if len(self.models) < 2:
             raise ValueError(f"`models` must be at least 2, but got {len(self.models)}.")
+        warn_of_prices(self.models)
         self.scores = [scores] if isinstance(scores, str) else list(scores)
         if not self.scores:
             raise ValueError("`scores` must name at least one confidence.")
@@ -111,8 +113,6 @@ class Cascade:
         losses: Any = None,
         folder: str | os.PathLike[str] | None = None,
         ids: ArrayLike | None = None,
-        groups: ArrayLike | None = None,
-        slices: ArrayLike | None = None,
         concurrency: int = 8,
         backoff: Backoff | None = None,
         progress: bool | None = None,
@@ -133,8 +133,8 @@ class Cascade:
         folder : path, optional
             Where each answer is kept as it arrives; the same call resumes from there, and pays for
             no answer twice. Several cascades may share it.
-        ids, groups, slices : (n,), optional
-            As in `ExitRecord`.
+        ids : (n,), optional
+            As in `ExitRecord`; say of the record if inputs were drawn in groups or have slices.
         concurrency : int
             How many calls are under way at once. Plain functions run in threads.
         backoff : Backoff, optional
@@ -160,8 +160,6 @@ class Cascade:
                 losses=losses,
                 folder=folder,
                 ids=ids,
-                groups=groups,
-                slices=slices,
                 concurrency=concurrency,
                 backoff=backoff,
                 progress=progress,
@@ -176,8 +174,6 @@ class Cascade:
         losses: Any = None,
         folder: str | os.PathLike[str] | None = None,
         ids: ArrayLike | None = None,
-        groups: ArrayLike | None = None,
-        slices: ArrayLike | None = None,
         concurrency: int = 8,
         backoff: Backoff | None = None,
         progress: bool | None = None,
@@ -222,8 +218,6 @@ class Cascade:
             scores=self.scores,
             names=self.names,
             ids=ids,
-            groups=groups,
-            slices=slices,
             fingerprint=self.fingerprint,
             inputs=values,
         )
@@ -338,8 +332,6 @@ def record_of_answers(
     names: Sequence[str] | None = None,
     graded: Mapping[str, tuple[Any, Any]] | None = None,
     ids: ArrayLike | None = None,
-    groups: ArrayLike | None = None,
-    slices: ArrayLike | None = None,
     fingerprint: str | None = None,
     inputs: Any = None,
 ) -> ExitRecord:
@@ -380,8 +372,6 @@ def record_of_answers(
         costs={name: np.cumsum(each, axis=1) for name, each in own.items()},
         full_costs={name: each[:, -1] for name, each in own.items() if each[:, -1].any()},
         ids=ids,  # type: ignore[arg-type]
-        groups=groups,  # type: ignore[arg-type]
-        slices=slices,  # type: ignore[arg-type]
         fingerprint=fingerprint,
         settings={} if features is None else {REQUESTS: features},
     )

@@ -4,9 +4,11 @@ import asyncio
 import json
 import os
 import re
+import warnings
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
 
 from swiftsure._lib import checks
@@ -18,7 +20,7 @@ from swiftsure.cascade.retrying import TEMPORARY, UpstreamError, retry_after
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
 
-__all__ = ["Endpoint", "answer_of_response", "check_key", "usage_cost"]
+__all__ = ["Endpoint", "answer_of_response", "check_key", "usage_cost", "warn_of_prices"]
 
 LARGEST = 32 << 20
 """Largest answer that is read, in bytes."""
@@ -345,6 +347,24 @@ def _tokens(usage: Mapping[str, Any], name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise UpstreamError(f"`usage.{name}` must be a number of tokens, but got {value!r:.80}.")
     return value
+
+
+def warn_of_prices(models: Sequence[Any], stacklevel: int = 3) -> None:
+    """Warn if the listed prices of a model are above those of a later one in the cascade."""
+    listed = [
+        (each, tuple(each.per_million[:2]))
+        for each in models
+        if isinstance(each, Endpoint) and each.per_million is not None
+    ]
+    for (earlier, price), (later, other) in combinations(listed, 2):
+        dearer = price != other and price[0] >= other[0] and price[1] >= other[1]
+        if dearer and earlier.unit == later.unit:
+            warnings.warn(
+                f"`models` must be cheapest first, but {earlier.name} costs {price}"
+                f" {earlier.unit} per million tokens and comes before {later.name}, which costs"
+                f" {other}: nothing can be saved by asking it first.",
+                stacklevel=stacklevel,
+            )
 
 
 def answer_of_response(response: Any, cost: Mapping[str, float] | None = None) -> Answer:

@@ -12,7 +12,7 @@ from swiftsure.cascade.collecting import rows_of
 from swiftsure.certify.calibration import DELTA, Calibration, stated_promises
 from swiftsure.certify.policy import Policy
 from swiftsure.curves.sample_order import SampleOrder
-from swiftsure.exits import ExitRule, exit_indices
+from swiftsure.exits import ExitRule, exit_indices, exits_in_use
 from swiftsure.records import ExitRecord
 from swiftsure.scores import SCORES
 
@@ -188,18 +188,20 @@ class CertifiedCascade(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         n, last = X.shape[0], len(self.estimators_) - 1
         thresholds = None if self.policy_ is None else self.policy_.thresholds
         rule = ExitRule() if self.policy_ is None else self.policy_.rule
+        if thresholds is None:
+            thresholds = np.full(last, np.inf, np.float32)
+        used = exits_in_use(thresholds, strict=rule.strict, min_exit=rule.min_exit)
         found = np.zeros((n, len(self.classes_)))
         exits = np.full(n, last)
         rows = np.arange(n)
         for k in range(last + 1):
-            level = np.inf if thresholds is None or not rule.min_exit <= k < last else thresholds[k]
-            if not len(rows) or (k < last and level > 1):  # an estimator that no sample can keep
+            if not len(rows) or (k < last and k not in used):  # no sample can keep its answer
                 continue
             p = self._probabilities(k, rows_of(X, rows))
             leaves = np.full(len(rows), k == last)
             if k < last:
                 sure = SCORES[self.confidence](p)[:, None]
-                leaves = exit_indices(sure, level, strict=rule.strict) == 0
+                leaves = exit_indices(sure, thresholds[k], strict=rule.strict) == 0
             found[rows[leaves]], exits[rows[leaves]] = p[leaves], k
             rows = rows[~leaves]
         return found, exits

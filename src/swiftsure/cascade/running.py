@@ -18,6 +18,7 @@ from swiftsure.cascade.confidences import answer_confidence
 from swiftsure.cascade.models import BatchModel, Model
 from swiftsure.cascade.retrying import Backoff, described
 from swiftsure.certify.policy import Policy
+from swiftsure.exits import exits_in_use, reaches
 
 __all__ = ["CascadeOutput", "CascadeRunner", "Decision", "run_coroutine"]
 
@@ -133,21 +134,21 @@ class CascadeRunner:
             raise ValueError(f"`policy` must be for {len(models)} models.")
         self.thresholds = levels
         self._levels: list[float] = np.asarray(levels, np.float32).tolist()
-        self._first = 0 if policy is None else policy.min_exit
         self._strict = policy is not None and policy.strict
+        first = 0 if policy is None else policy.min_exit
+        self._used = set(exits_in_use(levels, strict=self._strict, min_exit=first))
 
     def asked(self, exit_index: int) -> bool:
         """Return whether a model's answer can ever be used; a model that cannot exit is skipped."""
         if exit_index == len(self.models) - 1:
             return True
-        reachable = self.thresholds[exit_index] <= 1.0
-        return bool(exit_index >= self._first and reachable)
+        return exit_index in self._used
 
     def leaves(self, exit_index: int, confidence: float) -> bool:
         """Return whether an input with this confidence keeps this model's answer."""
-        # As `exit_indices` does, in float32, but without arrays: this is on the proxy's hot path.
+        # Without arrays: this is on the proxy's hot path.
         given, level = float(np.float32(confidence)), self._levels[exit_index]
-        return given > level if self._strict else given >= level
+        return bool(reaches(given, level, strict=self._strict))
 
     async def answer(self, value: Any) -> Decision:
         """Return the answer to one input."""

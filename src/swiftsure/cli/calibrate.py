@@ -49,11 +49,6 @@ def calibrate(
         Path | None,
         optional("Write the request here, to use it again.", panel=options.REQUEST),
     ] = None,
-    groups_average: options.GroupsAverage = None,
-    max_group_size: options.MaxGroupSize = None,
-    weights: options.Weights = None,
-    population: options.Population = None,
-    seed: options.OrderSeed = None,
     state: Annotated[
         Path | None,
         optional("Calibration that grows: add the record to this file, and certify what it holds."),
@@ -87,6 +82,9 @@ def calibrate(
     promise holds at every moment, however often you look. All options
     must stay the same. Adding a record twice changes nothing.
 
+    How samples were drawn (groups, weights, a finite population, their
+    order) is part of the record: swiftsure convert writes it there.
+
     The record may be a folder of Parquet files with any number of
     samples. It is read a part at a time, with temporary files in the
     folder that the environment variable TMPDIR names.
@@ -111,9 +109,6 @@ def calibrate(
         swiftsure calibrate record.parquet --loss brier --epsilon 0.05 \
             --control ltt:zero_bounded:bound=wsr --rule top1:strict
 
-        swiftsure calibrate users.parquet --loss zero_one \
-            --epsilon 0.1 --groups-average sample --max-group-size 4
-
         swiftsure calibrate record.parquet --loss zero_one \
             --epsilon 0.1 --state growing.state -o policy.json
 
@@ -127,33 +122,11 @@ def calibrate(
         figure_kind(figure)
     if horizon is not None and state is None:
         raise ValueError("`--horizon` goes with --state.")
-    text = request_text(
-        context,
-        request,
-        promise,
-        loss=loss,
-        epsilon=epsilon,
-        risk=risk,
-        delta=delta,
-        control=control,
-        path=path,
-        rule=rule,
-        missing=missing,
-        cost=cost,
-    )
+    text = request_text(context)
     wanted = text.calibration(record)
     if save_request is not None:
         text.save(save_request)
-    facts = (groups_average, max_group_size, weights, population, seed)
-    loaded = _loaded(record, wanted, state is not None or facts != (None,) * 5)
-    loaded = options.described(
-        loaded,
-        average=groups_average,
-        max_size=max_group_size,
-        weights=weights,
-        population=population,
-        seed=seed,
-    )
+    loaded = _loaded(record, wanted, state is not None)
     if figure is not None:
         for what, cannot in {
             "a calibration that grows": state is not None,

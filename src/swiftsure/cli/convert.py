@@ -1,61 +1,103 @@
-"""`swiftsure convert`: convert other files to formats that the other commands read."""
+"""`swiftsure convert`: write a record as Parquet, with what is known about the draw."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from swiftsure._lib import checks
 from swiftsure.cli import options
+from swiftsure.cli.options import optional
 from swiftsure.cli.output import check_outputs, print_json, print_text
 
 __all__ = ["convert"]
 
 
 def convert(
-    source: Annotated[
-        Path, typer.Argument(help="Pickle of (logits, targets), or a record.", show_default=False)
-    ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path(
-        "logits.npz"
+    source: options.RecordFile,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Record to write.")] = Path(
+        "record.parquet"
     ),
+    groups_average: Annotated[
+        str | None,
+        optional(
+            "With groups, what has equal weight in the risk: group (the risk is the mean of the"
+            " group means) or sample.",
+            default="group",
+        ),
+    ] = None,
+    max_group_size: Annotated[
+        int | None,
+        optional(
+            "For --groups-average sample: the largest possible group size, declared beforehand."
+        ),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        optional(
+            "Weights of slices in production, SLICE=WEIGHT,SLICE=WEIGHT,…; and `,estimated` if"
+            " they were estimated."
+        ),
+    ] = None,
+    population: Annotated[
+        int | None, optional("Size of the finite population that the samples came from.")
+    ] = None,
+    seed: Annotated[
+        int | None, optional("Fixes the order of samples.", default="drawn at random, once")
+    ] = None,
     json: options.Json = False,
 ) -> None:
-    """Turn a pickle of logits into npz, or a record into Parquet.
+    r"""Write a record as Parquet, with what is known about the draw.
 
-    The logits published with the paper are pickles of arrays (exits,
-    samples, classes). Reading a pickle can run any code, so this command
-    reads only arrays and tensors, and refuses any other content.
-
-    A record (npz) is written as Parquet, which also keeps the random
-    order in which its samples are tested.
+    Promises are about the population that the samples were drawn from, so
+    how they were drawn is part of the record. The file also keeps the
+    random order in which samples are tested, which an npz file does not.
 
     [bold]Examples[/bold]
 
-        swiftsure convert imagenet.p -o logits.npz
-
         swiftsure convert record.npz -o record.parquet
+
+        swiftsure convert users.parquet -o counted.parquet \
+            --groups-average sample --max-group-size 4
     """
-    from swiftsure.cli.pickled_logits import convert_logits
-
-    check_outputs(output)
-    if output.suffix.lower() == ".parquet":
-        _convert_record(source, output, json)
-        return
-    samples, exits, classes = convert_logits(source, output)
-    if json:
-        print_json({"samples": samples, "exits": exits, "classes": classes, "file": str(output)})
-        return
-    print_text(f"{samples:,} samples, {exits} exits, {classes:,} classes.")
-    print_text(f"Wrote {output}")
-
-
-def _convert_record(source: Path, output: Path, json: bool) -> None:
     import swiftsure as ss
 
-    record = ss.load_record(source)
+    check_outputs(output)
+    record: Any = ss.load_record(source)
+    if groups_average is not None or max_group_size is not None:
+        if record.groups is None:
+            raise ValueError("`--groups-average` and `--max-group-size` need a record with groups.")
+        record = record.grouped(
+            record.groups, average=groups_average or "group", max_size=max_group_size
+        )
+    if weights is not None:
+        parts = weights.split(",")
+        by_slice = _numbers("--weights", [each for each in parts if each != "estimated"])
+        # Every weight that can occur is named, so the largest of them is known beforehand.
+        largest = max(by_slice.values(), default=0.0)
+        record = record.weighted(by_slice, max_weight=largest, estimated="estimated" in parts)
+    if population is not None:
+        record = record.drawn_from(population)
+    if seed is not None:
+        record = replace(record, order=checks.count("seed", seed, 0))
     record.save(output)
     if json:
         print_json({"samples": record.n, "seed": record.order.seed, "file": str(output)})
         return
     print_text(f"{record.n:,} samples, tested in the order of seed {record.order.seed}.")
     print_text(f"Wrote {output}")
+
+
+def _numbers(option: str, texts: list[str]) -> dict[str, float]:
+    """Parse NAME=VALUE."""
+    found = {}
+    for text in texts:
+        name, _, value = text.rpartition("=")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            name = ""
+        if not name:
+            raise ValueError(f"`{option}` must be NAME=NUMBER, but got {text!r}.")
+    return found

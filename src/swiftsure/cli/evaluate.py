@@ -52,9 +52,6 @@ def evaluate(
             default=f"{CONTROLS}; ucb for several promises",
         ),
     ] = None,
-    groups_average: options.GroupsAverage = None,
-    max_group_size: options.MaxGroupSize = None,
-    weights: options.Weights = None,
     n_calibration: Annotated[
         float, typer.Option("--n-calibration", "-n", help="Samples, or a fraction below 1.")
     ] = 100,
@@ -102,27 +99,9 @@ def evaluate(
     whole = promise is not None or request is not None
     levels = None if epsilons is None and whole else options.parse_levels(epsilons or LEVELS)
     # The level of the one promise that --loss and --risk make; those studied take its place.
-    wanted = request_text(
-        context,
-        request,
-        promise,
-        loss=loss,
-        epsilon=None if whole or levels is None else levels[0],
-        risk=risk,
-        delta=delta,
-        path=path,
-        rule=rule,
-        missing=missing,
-        cost=cost,
-    )
-    asked = wanted.calibration([record])
-    facts = {"average": groups_average, "max_size": max_group_size, "weights": weights}
-    if any(each is not None for each in facts.values()):
-        import swiftsure as ss
-
-        loaded = options.described(ss.load_record(record), **facts)  # type: ignore[arg-type]
-    else:
-        loaded = open_record(record)
+    level = None if whole or levels is None else levels[0]
+    asked = request_text(context, epsilon=level).calibration([record])
+    loaded = open_record(record)
     sizes: dict[str, Any] = {
         "n_calibration": int(n_calibration) if n_calibration.is_integer() else n_calibration,
         "splits": splits,

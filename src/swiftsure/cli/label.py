@@ -102,16 +102,9 @@ def label(
     with nullcontext() if write is not None else _claimed(target):
         loaded = _loaded(record)
         # What is still unlabelled does not depend on the level, so a file of ids needs none.
-        asked = request_text(
-            context,
-            request,
-            promise,
-            loss=None if promise or request else _chosen_loss(loaded, loss),
-            epsilon=epsilon if asks or epsilon is not None else 0.5,
-            delta=delta,
-            path=path,
-            rule=rule,
-        ).calibration([record])
+        named = None if promise or request else _chosen_loss(loaded, loss)
+        text = request_text(context, loss=named, epsilon=None if asks else 0.5)
+        asked = text.calibration([record])
         where: dict[str, Any] = {"path": asked.path, "rule": asked.rule}
         named = next((each.loss for each in asked.risks if each.loss is not None), loss)
         loss = _chosen_loss(loaded, named)

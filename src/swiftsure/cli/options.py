@@ -16,13 +16,9 @@ __all__ = [
     "Cost",
     "Delta",
     "Epsilon",
-    "GroupsAverage",
     "Json",
     "Loss",
-    "MaxGroupSize",
     "Missing",
-    "OrderSeed",
-    "Population",
     "Promises",
     "RecordFile",
     "Request",
@@ -30,8 +26,6 @@ __all__ = [
     "Route",
     "Rule",
     "Seed",
-    "Weights",
-    "described",
     "optional",
     "parse_control",
     "parse_levels",
@@ -40,8 +34,8 @@ __all__ = [
 ]
 
 
-REQUEST, DRAW = "The request", "How the samples were drawn"
-"""Panels of the help."""
+REQUEST = "The request"
+"""A panel of the help."""
 
 
 def optional(text: str, *names: str, default: str | bool = False, panel: str | None = None) -> Any:
@@ -115,39 +109,7 @@ Missing = Annotated[
 Cost = Annotated[
     str | None, optional("Which cost to save, if the record has several.", panel=REQUEST)
 ]
-GroupsAverage = Annotated[
-    str | None,
-    optional(
-        "With groups, what has equal weight in the risk: group (the risk is the mean of the group"
-        " means) or sample.",
-        default="group",
-        panel=DRAW,
-    ),
-]
-MaxGroupSize = Annotated[
-    int | None,
-    optional(
-        "For --groups-average sample: the largest possible group size, declared beforehand.",
-        panel=DRAW,
-    ),
-]
-Weights = Annotated[
-    str | None,
-    optional(
-        "Weights of slices in production, SLICE=WEIGHT,SLICE=WEIGHT,…; and `,estimated` if they"
-        " were estimated.",
-        panel=DRAW,
-    ),
-]
-Population = Annotated[
-    int | None,
-    optional("Size of the finite population that the samples came from.", panel=DRAW),
-]
 Seed = Annotated[int, typer.Option(help="Fixes all randomness.")]
-OrderSeed = Annotated[
-    int | None,
-    optional("Fixes the order of samples.", "--seed", default="the record's own", panel=DRAW),
-]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AcceptEdited = Annotated[
     bool,
@@ -192,38 +154,6 @@ def parse_rule(text: str | None) -> "ExitRule":
     return ExitRule(score or None, **chosen)
 
 
-def described(
-    record: Any,
-    *,
-    average: str | None = None,
-    max_size: int | None = None,
-    weights: str | None = None,
-    population: int | None = None,
-    seed: int | None = None,
-) -> Any:
-    """Return a record that also says what the options do of how its samples were drawn."""
-    from dataclasses import replace
-
-    from swiftsure._lib import checks
-
-    if average is not None or max_size is not None:
-        if record.groups is None:
-            raise ValueError("`--groups-average` and `--max-group-size` need a record with groups.")
-        record = record.grouped(record.groups, average=average or "group", max_size=max_size)
-    if weights is not None:
-        parts = [each for each in weights.split(",") if each != "estimated"]
-        by_slice = _numbers("--weights", parts)
-        # Every weight that can occur is named, so the largest of them is known beforehand.
-        record = record.weighted(
-            by_slice,
-            max_weight=max(by_slice.values(), default=0.0),
-            estimated="estimated" in weights.split(","),
-        )
-    if population is not None:
-        record = record.drawn_from(population)
-    return record if seed is None else replace(record, order=checks.count("seed", seed, 0))
-
-
 def parse_levels(text: str) -> list[float]:
     """Parse --epsilons."""
     levels = []
@@ -235,20 +165,6 @@ def parse_levels(text: str) -> list[float]:
                 f"`--epsilons` must be comma-separated numbers, but got {each!r}."
             ) from None
     return levels
-
-
-def _numbers(option: str, texts: list[str]) -> dict[str, float]:
-    """Parse NAME=VALUE."""
-    found = {}
-    for text in texts:
-        name, _, value = text.rpartition("=")
-        try:
-            found[name] = float(value)
-        except ValueError:
-            name = ""
-        if not name:
-            raise ValueError(f"`{option}` must be NAME=NUMBER, but got {text!r}.")
-    return found
 
 
 def _parsed(

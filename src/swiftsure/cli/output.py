@@ -16,6 +16,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from swiftsure.certify.policy import Policy
+    from swiftsure.certify.slices import SlicedPolicy
 
 __all__ = [
     "check_outputs",
@@ -65,11 +66,12 @@ def print_text(text: str, style: str = "") -> None:
     _print(Text(printable(text), style))
 
 
-def print_policy(policy: "Policy") -> None:
+def print_policy(policy: "Policy | SlicedPolicy") -> None:
     """Print a policy's sentence; in a terminal the promise is bold and its conditions dim."""
+    from swiftsure.certify.policy import Policy
     from swiftsure.certify.wording import statement
 
-    promise, conditions = statement(policy)
+    promise, conditions = statement(policy) if isinstance(policy, Policy) else (str(policy), "")
     _print(Text.assemble((printable(promise), "bold"), (printable(conditions), "dim")))
 
 
@@ -81,8 +83,8 @@ def print_drawn_seed(record: Path, policy: "Policy") -> None:
     if seed is not None and policy.certificate.provenance.seed_drawn and not keeps_order(record):
         print_text(
             f"The order of the samples was drawn at random, with seed {seed}, which {record} does"
-            f" not keep: `--seed {seed}` repeats this result. Never choose among seeds. A Parquet"
-            f" file keeps its own: `swiftsure convert {record} -o {record.stem}.parquet`."
+            " not keep. A Parquet file keeps its own; this one repeats the result: `swiftsure"
+            f" convert {record} --seed {seed} -o {record.stem}.parquet`. Never choose among seeds."
         )
 
 

@@ -45,10 +45,7 @@ def plan(
     rule: options.Rule = None,
     cost: options.Cost = None,
     request: options.Request = None,
-    groups_average: options.GroupsAverage = None,
-    max_group_size: options.MaxGroupSize = None,
-    weights: options.Weights = None,
-    seed: options.OrderSeed = None,
+    seed: options.Seed = 0,
     power: Annotated[float, typer.Option(help="Probability of certifying that setting.")] = 0.9,
     saving: Annotated[
         float | None, optional("Fraction of the cost to save; finds the lowest ε.")
@@ -95,47 +92,28 @@ def plan(
             -o policy.json
     """
 
-    def asked(epsilon: float | None = epsilon, loss: str | None = loss) -> "Calibration":
-        return request_text(
-            context,
-            request,
-            promise,
-            loss=loss,
-            epsilon=epsilon,
-            risk=risk,
-            delta=delta,
-            control=control,
-            path=path,
-            rule=rule,
-            cost=cost,
-        ).calibration([] if record is None else [record])
+    def asked(loss: str | None = None, epsilon: float | None = None) -> "Calibration":
+        text = request_text(context, loss, epsilon)
+        return text.calibration([] if record is None else [record])
 
     if record is None:
         pilots = "--saving --output --target --labels --cost --risk --loss --path --rule --seed"
         _refuse(context, pilots, "needs a record")
-        _refuse(context, "--groups-average --max-group-size", "needs a record with groups")
-        _refuse(context, "--weights", "needs a record with slices")
         losses = (true_risk or 0.0, 1.0 if max_loss is None else max_loss, disagreement)
         _plan_promise(asked(), losses, power, json)
         return
     _refuse(context, ASSUMED, "is for planning without a record")
     import swiftsure as ss
 
-    loaded = options.described(
-        ss.load_record(record),
-        average=groups_average,
-        max_size=max_group_size,
-        weights=weights,
-        seed=None if saving is None else seed,
-    )
+    loaded = ss.load_record(record)
     if labels is not None:
         _refuse(context, "--saving --output --target --power", "does not go with --labels")
-        _plan_pool(loaded, labels, asked(loss=loss or "zero_one"), seed or 0, json)
+        _plan_pool(loaded, labels, asked(loss="zero_one"), seed, json)
     elif saving is None:
         _refuse(context, "--output", "needs --saving")
-        _plan_sizes(loaded, asked(), target, power, seed or 0, json)
+        _plan_sizes(loaded, asked(), target, power, seed, json)
     else:
-        _refuse(context, "--target --epsilon --power", "does not go with --saving")
+        _refuse(context, "--target --epsilon --power --seed", "does not go with --saving")
         _refuse(context, "--promise --request", "does not go with --saving, which finds ε")
         # A request needs some level; the one that is found takes its place.
         _plan_budget(record, loaded, saving, asked(epsilon=0.5), output, json)

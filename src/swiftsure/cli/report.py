@@ -21,20 +21,15 @@ def report(
         Path, typer.Option("--output", "-o", help="Write the page to this file.")
     ] = Path("report.html"),
     cost: Annotated[str | None, optional("Name of the cost to show.")] = None,
-    groups_average: options.GroupsAverage = None,
-    max_group_size: options.MaxGroupSize = None,
-    weights: options.Weights = None,
-    population: options.Population = None,
-    seed: options.OrderSeed = None,
     accept_edited: options.AcceptEdited = False,
     json: options.Json = False,
 ) -> None:
     r"""Write one HTML page about a policy: promise, risk, saving, exits.
 
     The page is self-contained, so you can open, print or send it. The
-    record must be the one that the policy was calibrated on, with the
-    same options about how its samples were drawn. --json also prints the
-    page's numbers.
+    record must be the one that the policy was calibrated on. --json also
+    prints the page's numbers.
+
     The exit status is 1 if the policy certifies nothing and runs the full
     model.
 
@@ -49,15 +44,7 @@ def report(
 
     check_outputs(output)
     loaded = ss.Policy.load(policy, accept_edited=accept_edited)
-    described = options.described(
-        ss.load_record(record),
-        average=groups_average,
-        max_size=max_group_size,
-        weights=weights,
-        population=population,
-        seed=seed,
-    )
-    found = findings(described, loaded, cost)
+    found = findings(ss.load_record(record), loaded, cost)
     write_text(output, rendered(found))
     if json:
         print_json(found.to_dict())

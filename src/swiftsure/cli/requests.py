@@ -101,31 +101,31 @@ def given(context: typer.Context, name: str) -> bool:
 
 
 def request_text(
-    context: typer.Context,
-    file: Path | None,
-    promises: Sequence[str] | None,
-    *,
-    loss: str | None = None,
-    epsilon: float | None = None,
-    risk: str = "gap",
-    **others: Any,
+    context: typer.Context, loss: str | None = None, epsilon: float | None = None
 ) -> RequestText:
     """Return the request of a command: its `--request` file, or what its other options say.
 
-    `others` are the other fields of a RequestText.
+    `loss` and `epsilon` take the place of options that were not given.
     """
-    if file is not None:
+    options_given = context.params
+    if options_given["request"] is not None:
         for name in OPTIONS:
             if given(context, name):
                 raise ValueError(f"`--{name}` is in the file of --request; change it there.")
-        return RequestText.load(file)
+        return RequestText.load(Path(options_given["request"]))
+    promises = options_given["promise"]
     if not promises:
-        promises = [_one_promise(loss, epsilon, risk)]
+        loss, epsilon = (
+            default if options_given.get(name) is None else options_given[name]
+            for name, default in (("loss", loss), ("epsilon", epsilon))
+        )
+        promises = [_one_promise(loss, epsilon, options_given.get("risk", "gap"))]
     else:
         for name in ("loss", "epsilon", "risk"):
             if given(context, name):
                 raise ValueError(f"`--{name}` is each --promise's own; leave it out.")
-    return RequestText(tuple(promises), **others)
+    others = {each.name for each in fields(RequestText)} & options_given.keys()
+    return RequestText(tuple(promises), **{name: options_given[name] for name in others})
 
 
 def _one_promise(loss: str | None, epsilon: float | None, risk: str) -> str:

@@ -112,6 +112,7 @@ def serve(
         swiftsure serve cascade.toml
     """
     from swiftsure.serve.app import Limits, create_app
+    from swiftsure.serve.engine import EngineOptions
     from swiftsure.serve.loading import load_engines
     from swiftsure.serve.running import listen, log_to_stderr, run
 
@@ -136,7 +137,7 @@ def serve(
     with log_to_stderr(), import_from_current_folder():
         listen(host, port).close()  # a busy port is found before the model is loaded
         made = None if network is None else find_target("--network", network)
-        engines = load_engines(folder, workers, made)
+        engines = load_engines(folder, workers, EngineOptions(network=made))
         watch = _watch(audit, epsilon, labels, alpha, state)
         guard = _guard(engines[0], watch, state, policy, fallback)
         token = os.environ.get(TOKEN)

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from swiftsure.exits import reaches
+
 __all__ = ["Pilot", "learned_thresholds"]
 
 Floats = NDArray[np.float64]
@@ -46,7 +48,7 @@ class Pilot(NamedTuple):
 
     def means(self, thresholds: Floats) -> tuple[float, float]:
         """Return the mean loss and the mean cost with one threshold per exit."""
-        leaves = self.confidences >= thresholds
+        leaves = reaches(self.confidences, thresholds)
         exits = np.where(leaves.any(axis=1), leaves.argmax(axis=1), leaves.shape[1])
         return float(self.losses[np.arange(len(exits)), exits].mean()), float(
             self.costs[exits].mean()

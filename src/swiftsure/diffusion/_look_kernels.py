@@ -33,13 +33,11 @@ def look_kernel(
         here = inside
     else:
         here = inside & (tl.load(active + row, mask=inside, other=0) != 0)
-    # NaN counts as exiting, so that it is noticed.
     if STRICT:  # noqa: SIM108
-        low = score <= level
+        leaves = here & (score > level)
     else:
-        low = score < level
-    stays = here & low
-    leaves = here & (low == 0)
+        leaves = here & (score >= level)
+    stays = here & (leaves == 0)
     tl.store(active + row, stays.to(tl.uint8), mask=inside)
     tl.store(leaving + row, leaves.to(tl.uint8), mask=inside)
     tl.store(anyone_stays, tl.max(stays.to(tl.int32), axis=0).to(tl.uint8))
@@ -52,5 +50,4 @@ def look_kernel(
     highest = tl.load(stayed + row, mask=inside, other=0.0)
     tl.store(stayed + row, tl.maximum(highest, score), mask=stays)
     lowest = tl.load(left + row, mask=inside, other=0.0)
-    lower = (score < lowest) | (score != score)  # NaN is kept, as torch.minimum does
-    tl.store(left + row, tl.where(lower, score, lowest), mask=leaves)
+    tl.store(left + row, tl.minimum(lowest, score), mask=leaves)

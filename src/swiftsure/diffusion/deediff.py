@@ -251,7 +251,7 @@ class DeeDiff:
         else:
             images = self._sample(numbers, labels, seed, answer)
             found = torch.stack(exits, dim=1)
-        _check_finite(images, min_taken, numbers)
+        _check_finite(images, numbers)
         taken, costs = found.cpu().numpy(), self.costs
         looked = [self.rule.looks_in(k) for k in range(taken.shape[1])]
         flops = np.where(looked & reachable[:, None], costs.flops[taken], costs.full_flops)
@@ -339,14 +339,13 @@ class DeeDiff:
         return model_device(self.model) or torch.device("cpu")
 
 
-def _check_finite(images: Tensor, min_taken: Tensor, numbers: NDArray[np.int64]) -> None:
-    """Raise if an image is not finite, or exited at a confidence that is NaN."""
-    broken = images.isfinite().flatten(1).all(dim=1).logical_not() | min_taken.isnan()
+def _check_finite(images: Tensor, numbers: NDArray[np.int64]) -> None:
+    """Raise if an image is not finite."""
+    broken = images.isfinite().flatten(1).all(dim=1).logical_not()
     if broken.any():
         row = int(broken.nonzero()[0, 0])
-        what = "confidence" if min_taken[row].isnan() and images[row].isfinite().all() else "image"
         raise ValueError(
-            f"The {what} of sample {numbers[row]} is not finite: look for NaN in the network's"
+            f"The image of sample {numbers[row]} is not finite: look for NaN in the network's"
             " weights, or run it in a wider dtype."
         )
 

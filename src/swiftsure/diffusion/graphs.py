@@ -21,6 +21,7 @@ from torch import Tensor
 from swiftsure.diffusion.rules import DeeDiffRule
 from swiftsure.diffusion.schedules import Sampler
 from swiftsure.diffusion.steps import Denoised, exit_confidence, exit_output
+from swiftsure.exits import reaches
 from swiftsure.torch.capture import CaptureBudget, Recorder
 from swiftsure.torch.conditional import can_branch, can_choose, run_beside, run_if
 from swiftsure.torch.rows import has_triton
@@ -321,13 +322,12 @@ class _MaskedStep:
         if is_first:
             self._active.fill_(True)
             exits.fill_(self.last)
-        # NaN counts as exiting, so that it is noticed: exits at NaN raise an error later.
-        staying = scores <= self.levels if self._rule.strict else scores < self.levels
+        staying = ~reaches(scores, self.levels, strict=self._rule.strict)
         torch.bitwise_and(self._active, ~staying, out=self._leaving)
         self._active &= staying
         exits.masked_fill_(self._leaving, k)
         left.copy_(torch.where(self._leaving, torch.minimum(left, scores), left))
-        stayed.copy_(torch.where(self._active, torch.maximum(stayed, scores), stayed))
+        stayed.copy_(torch.where(self._active, torch.fmax(stayed, scores), stayed))
         torch.any(self._leaving, dim=0, out=self._anyone_leaves)
         torch.any(self._active, dim=0, out=self._anyone_stays)
 

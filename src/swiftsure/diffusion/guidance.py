@@ -21,7 +21,7 @@ MAX_SCALE = 1000.0
 
 
 class Guided(Staged):
-    """A class-conditional network with guidance; pass it to `DeeDiff` and `sweep` as the model.
+    """A class-conditional network with guidance; pass it to `DeeDiff` as the model.
 
     Every image runs twice, with and without its label, and its noise is
     `without + scale * (with - without)`. Both runs take the same exit, by the mean of their

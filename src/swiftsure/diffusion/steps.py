@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swiftsure.diffusion.rules import DeeDiffRule
+from swiftsure.exits import reaches
 from swiftsure.torch.costs import exit_flops
 from swiftsure.torch.scoring import MODEL_SCORE, confidence
 from swiftsure.torch.staged import Scored, StagedModel, plain_output
@@ -73,8 +74,7 @@ def denoise(
         if k not in looked_at:
             continue
         scores, output = exit_confidence(model, k, state)
-        # NaN counts as exiting, so that it is noticed: exits at NaN raise an error later.
-        staying = scores <= levels if rule.strict else scores < levels
+        staying = ~reaches(scores, levels, strict=rule.strict)
         # The only synchronisation per exit: later shapes depend on how many images exit.
         n_stay = int(staying.sum())
         if n_stay < len(here):
@@ -90,7 +90,7 @@ def denoise(
                 return found
             here, levels, passed, scores = (each[stay] for each in (here, levels, passed, scores))
             state = model.select(state, stay)
-        passed = torch.maximum(passed, scores)
+        passed = torch.fmax(passed, scores)  # NaN exits at no threshold
     noise = exit_output(model, last, model.advance(last, state)).to(images.dtype)
     found.max_skipped[here] = passed
     if len(here) == n:

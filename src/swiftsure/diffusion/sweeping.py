@@ -14,15 +14,14 @@ from swiftsure.diffusion.deediff import DeeDiff
 from swiftsure.diffusion.image_losses import compare_images
 from swiftsure.diffusion.inputs import class_labels
 from swiftsure.diffusion.lpips import Lpips
-from swiftsure.diffusion.rules import DeeDiffRule
-from swiftsure.diffusion.schedules import DDIM, Sampler
+from swiftsure.diffusion.schedules import DDIM
 from swiftsure.exits import exit_indices
 from swiftsure.losses import LOSSES, LPIPS, Loss
 from swiftsure.records import ThresholdRecord
 from swiftsure.run import RunBatch, RunOptions, Runs, Sweep, sweep_grid, threshold_levels
 from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.modes import model_device, needs_gpu
-from swiftsure.torch.staged import StagedModel, refuse_unstaged
+from swiftsure.torch.staged import refuse_unstaged
 
 __all__ = ["image_losses", "loss_weights", "pilot_thresholds", "sweep"]
 
@@ -30,21 +29,15 @@ Array = NDArray[Any]
 
 
 def sweep(
-    model: StagedModel,
+    model: DeeDiff,
     n: int,
     *,
     thresholds: Sequence[float | None] | ArrayLike,
     losses: Sequence[str | Loss] = ("lpips",),
-    sampler: Sampler | None = None,
     n_steps: Sequence[int] | None = None,
     labels: ArrayLike | None = None,
     seed: int = 0,
     first: int = 0,
-    strict: bool = False,
-    min_exit: int = 0,
-    look_at: Sequence[int] | None = None,
-    look_steps: int | None = None,
-    dtype: str | None = None,
     batch_size: int = 64,
     run: RunOptions = RunOptions(),
 ) -> ThresholdRecord:
@@ -52,8 +45,9 @@ def sweep(
 
     Parameters
     ----------
-    model : StagedModel
-        As in `DeeDiff`.
+    model : DeeDiff
+        The network with its sampler and rule, whose threshold is ignored; policies will require
+        the same.
     n : int
         Number of images.
     thresholds : (K,)
@@ -61,8 +55,6 @@ def sweep(
         from other samples: see `pilot_thresholds`.
     losses : names among "lpips", "ssim" and "mse", or `Loss` objects with `tensors`
         For LPIPS with weights from a file: `Lpips.load(file)`.
-    sampler, dtype
-        As in `DeeDiff`; the policy will require the same.
     n_steps : ints, optional
         A second dial: numbers of steps, fewer than the sampler's (a `DDIM`). All thresholds are
         swept at each of them, and also without exits. Losses are against the full model with all
@@ -71,8 +63,6 @@ def sweep(
         Classes, for a class-conditional network; draw them at random, as requests will be.
     seed, first : int
         The images are the samples of this seed numbered from `first`.
-    strict, min_exit, look_at, look_steps
-        As in `DeeDiffRule`.
     run : RunOptions
         Shards, progress, and where the model runs; Ray actors take one shard at a time.
 
@@ -95,17 +85,13 @@ def sweep(
     >>> from swiftsure_zoo import UViT
     >>> _ = torch.manual_seed(0)
     >>> model = UViT(image_size=8, width=16, depth=2, n_heads=2).eval()
-    >>> sweep(model, 3, thresholds=[0.6, 0.4], losses=["mse"], sampler=DDIM(2))
+    >>> sweep(DeeDiff(model, sampler=DDIM(2)), 3, thresholds=[0.6, 0.4], losses=["mse"])
     ThresholdRecord(n=3, K=3, losses=[], inconsistencies=['mse'], costs=['layers', 'flops'])
     """
     checks.count("n", n)
-    refuse_unstaged(model)
-    rule = DeeDiffRule(
-        None, strict=strict, min_exit=min_exit, look_at=look_at, look_steps=look_steps
-    )
-    fast = DeeDiff(model, rule, sampler=sampler, dtype=dtype)
+    _refuse_other(model)
     levels = sweep_grid(threshold_levels("thresholds", thresholds), np.inf)
-    models = [fast, *(_with_steps(fast, steps) for steps in n_steps or ())]
+    models = [model, *(_with_steps(model, steps) for steps in n_steps or ())]
     dials = None
     if n_steps is not None:
         dials = {
@@ -113,34 +99,28 @@ def sweep(
             "n_steps": [each.sampler.n_steps for each in models for _ in levels],  # type: ignore[attr-defined]
         }
     return _DiffusionSweep(
-        system=fast.rule.system,
-        fingerprint=fast.fingerprint,
-        settings=fast.settings,
+        system=model.rule.system,
+        fingerprint=model.fingerprint,
+        settings=model.settings,
         models=models,
         grid=levels if dials is None else np.arange(len(models) * len(levels), dtype=np.float64),
         levels=np.tile(levels, len(models)),
         dials=dials,
         losses=image_losses(losses),
         numbers=np.arange(checks.count("first", first, 0), first + n),
-        labels=class_labels(labels, n, fast.n_classes),
+        labels=class_labels(labels, n, model.n_classes),
         seed=checks.count("seed", seed, 0),
         batch_size=checks.count("batch_size", batch_size),
     ).run(n, run)
 
 
 def pilot_thresholds(
-    model: StagedModel,
+    model: DeeDiff,
     n_thresholds: int = 20,
     *,
     n: int = 32,
-    sampler: Sampler | None = None,
     labels: ArrayLike | None = None,
     seed: int = 1,
-    strict: bool = False,
-    min_exit: int = 0,
-    look_at: Sequence[int] | None = None,
-    look_steps: int | None = None,
-    dtype: str | None = None,
     batch_size: int = 64,
 ) -> list[float | None]:
     """Return thresholds, safest first, spaced evenly by mean layers per step in a pilot run.
@@ -152,35 +132,34 @@ def pilot_thresholds(
 
     Parameters
     ----------
+    model : DeeDiff
+        As in `sweep`.
     n_thresholds : int
         Maximum number besides the full model; fewer if the confidences do not allow more.
     n : int
         Number of pilot images.
     """
     checks.count("n_thresholds", n_thresholds)
-    refuse_unstaged(model)
-    rule = DeeDiffRule(
-        None, strict=strict, min_exit=min_exit, look_at=look_at, look_steps=look_steps
-    )
-    fast = DeeDiff(model, rule, sampler=sampler, dtype=dtype)
-    seen = fast.confidences(n, labels=labels, seed=seed, batch_size=batch_size)
+    _refuse_other(model)
+    rule, costs = model.rule, model.costs
+    seen = model.confidences(n, labels=labels, seed=seed, batch_size=batch_size)
     n_steps = seen.shape[1]
     seen = seen[:, : rule.look_steps]
     table, looked = seen.reshape(-1, seen.shape[-1]), seen.shape[1] / n_steps
-    looked_at = np.isin(np.arange(table.shape[1]), rule.looks(model.n_exits))
+    looked_at = np.isin(np.arange(table.shape[1]), rule.looks(model.model.n_exits))
     levels = np.quantile(table[:, looked_at], np.linspace(0, 1, 1001))
     candidates = np.unique(levels.astype(np.float32))[::-1]
 
     def costs_at(level: np.float32) -> tuple[float, float]:
-        taken = exit_indices(table, np.where(looked_at, level, np.inf), strict=strict)
-        layers, flops = fast.costs.layers[taken].mean(), fast.costs.flops[taken].mean()
-        full = fast.costs.layers[-1], fast.costs.full_flops  # of the steps without looks
+        taken = exit_indices(table, np.where(looked_at, level, np.inf), strict=rule.strict)
+        layers, flops = costs.layers[taken].mean(), costs.flops[taken].mean()
+        full = costs.layers[-1], costs.full_flops  # of the steps without looks
         return full[0] + looked * (layers - full[0]), full[1] + looked * (flops - full[1])
 
     means = [costs_at(level) for level in candidates]
     layers, flops = np.asarray(means).T
     # The full model evaluates no exits, so a threshold that rarely exits is slower than it.
-    saving = np.flatnonzero(flops < fast.costs.full_flops)
+    saving = np.flatnonzero(flops < costs.full_flops)
     kept = saving if len(saving) else [-1]
     candidates, layers = candidates[kept], layers[kept]
     wanted = np.linspace(layers[0], layers[-1], n_thresholds)
@@ -277,6 +256,16 @@ class _DiffusionSweep(Sweep):
             "inconsistency_ranges": {loss.name: loss.range for loss in self.losses},
             "ids": self.numbers[inputs],
         }
+
+
+def _refuse_other(model: Any) -> None:
+    """Raise for a bare network, whose sampler and rule are not known, and for one without exits."""
+    if not isinstance(model, DeeDiff):
+        raise TypeError(
+            f"`model` must be a DeeDiff, such as DeeDiff(network, sampler=...), but got"
+            f" {type(model).__name__}."
+        )
+    refuse_unstaged(model.model)
 
 
 def _with_steps(fast: DeeDiff, n_steps: int) -> DeeDiff:

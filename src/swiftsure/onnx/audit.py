@@ -91,9 +91,9 @@ class Auditor(AuditorBase):
     ) -> Audit:
         rows, exits, build = chosen.rows, out.exits[chosen.rows], out.build
         answered = [array[rows] for array in out.raw]
-        refuse_broken(answered, out.decided[rows], exits, rows)
+        refuse_broken(answered, exits, rows)
         full = fast.full_outputs([array[exits < fast.last] for array in chosen.inputs])
-        refuse_broken(full, None, np.full(len(rows), fast.last), rows[exits < fast.last])
+        refuse_broken(full, np.full(len(rows), fast.last), rows[exits < fast.last])
         merged = [array.copy() for array in answered]
         for target, array in zip(merged, full, strict=True):
             target[exits < fast.last] = array

@@ -28,7 +28,7 @@ class ExitOutput:
     ----------
     outputs
         What the heads return, with the batch first. Logits are divided by the exit's temperature.
-        Reading this raises if a sample's largest logit is not finite or its confidence is NaN.
+        Reading this raises if a sample's largest logit is not finite.
     exits : (n,)
         Exit of each sample, 0-based.
     confidences : (n, n_exits - 1)
@@ -48,7 +48,7 @@ class ExitOutput:
     @cached_property
     def outputs(self) -> Any:
         """Outputs of all samples, checked on first read."""
-        refuse_broken(self.raw, self.decided, self.exits, np.arange(len(self.exits)))
+        refuse_broken(self.raw, self.exits, np.arange(len(self.exits)))
         return self.build(self.raw)
 
     def __repr__(self) -> str:
@@ -95,7 +95,7 @@ class StreamResult:
     @cached_property
     def outputs(self) -> Any:
         """Outputs of these samples; raises if one is not valid."""
-        refuse_broken(self.raw, self.decided, np.full(len(self.ids), self.exit), self.ids)
+        refuse_broken(self.raw, np.full(len(self.ids), self.exit), self.ids)
         return self.build(self.raw)
 
     def rows(self, first: int, stop: int) -> "StreamResult":
@@ -137,16 +137,13 @@ class Gathered:
 
 
 def refuse_broken(
-    arrays: list[Array],
-    decided: NDArray[np.float32] | None,
-    exits: NDArray[np.int64],
-    samples: NDArray[np.int64],
+    arrays: list[Array], exits: NDArray[np.int64], samples: NDArray[np.int64]
 ) -> None:
-    """Raise for the first sample whose output or confidence is not valid."""
-    broken = np.flatnonzero(broken_rows(arrays, decided))
+    """Raise for the first sample whose output is not valid."""
+    broken = np.flatnonzero(broken_rows(arrays))
     if len(broken):
         row = broken[0]
         raise ValueError(
-            f"The output or confidence of exit {exits[row] + 1} is NaN or infinite for sample"
+            f"The output of exit {exits[row] + 1} is NaN or infinite for sample"
             f" {samples[row]}: look for NaN and very large numbers in its inputs."
         )

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from swiftsure._lib import files
 from swiftsure.certify.policy import Policy
-from swiftsure.exits import exit_indices
+from swiftsure.exits import exit_indices, exits_in_use, reaches
 from swiftsure.monitor import Monitor
 from swiftsure.onnx.audit import Auditor
 from swiftsure.onnx.folder import CHECK, folder_policy
 from swiftsure.onnx.results import ExitOutput, Gathered, StreamResult
-from swiftsure.onnx.scoring import confidence, score_name, tempered
+from swiftsure.onnx.scoring import confidence, score_name, tempered, warn_of_probabilities
 from swiftsure.onnx.stages import SHORT_NAMES, Answer, Stages, State
 from swiftsure.onnx.trees import build
 from swiftsure.run import PolicyBinding
@@ -73,11 +73,13 @@ class EarlyExit:
         self.stages = stages
         self.policy = policy
         self._thresholds = binding.exit_thresholds(stages.n_exits)
+        self._used = exits_in_use(self._thresholds, strict=policy.strict, min_exit=policy.min_exit)
         binding.check_score(score)
         self.score = score_name("policy.score", str(policy.score))
         if binding.dtype("float32") not in (None, "float32"):
             raise ValueError(f"`policy` was made for {policy.dtype}, but exports run in float32.")
         binding.check_model(self._fingerprint)
+        self._looked = False
         self.auditor = Auditor.of(audit, monitor, policy)
 
     @classmethod
@@ -225,20 +227,18 @@ class EarlyExit:
 
     def may_fire(self, exit_index: int) -> bool:
         """Return whether any confidence can make a sample exit here."""
-        level = self._thresholds[exit_index]
-        reachable = level < 1.0 if self.policy.strict else level <= 1.0
-        return exit_index >= self.policy.min_exit and reachable
+        return exit_index in self._used
 
     def part(
         self, exit_index: int, answer: Answer, ids: NDArray[np.int64]
     ) -> tuple[StreamResult | None, NDArray[np.int64] | None, NDArray[np.float32]]:
-        """Return (samples that exit or None, rows that stay or None, all confidences).
-
-        This is the exit rule. A NaN confidence exits, so that it shows up in the results.
-        """
+        """Return (samples that exit or None, rows that stay or None, all confidences)."""
         scores = confidence(self.score, answer, self._temperature(exit_index))
+        if not self._looked and len(ids):
+            self._looked = True
+            warn_of_probabilities(self.score, answer)
         level = np.float32(self._thresholds[exit_index])
-        staying = scores <= level if self.policy.strict else scores < level
+        staying = ~reaches(scores, level, strict=self.policy.strict)
         n_stay = int(staying.sum())
         if n_stay == len(scores):
             return None, None, scores

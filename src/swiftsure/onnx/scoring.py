@@ -10,8 +10,16 @@ from numpy.typing import NDArray
 from swiftsure._lib import checks
 from swiftsure.onnx.stages import Answer
 from swiftsure.scores import IMAGE_SCORES, SCORES, probabilities
+from swiftsure.scores import warn_of_probabilities as warn_of_rows
 
-__all__ = ["MODEL_SCORE", "broken_rows", "confidence", "score_name", "tempered"]
+__all__ = [
+    "MODEL_SCORE",
+    "broken_rows",
+    "confidence",
+    "score_name",
+    "tempered",
+    "warn_of_probabilities",
+]
 
 Array = NDArray[Any]
 
@@ -46,6 +54,13 @@ def confidence(name: str, answer: Answer, temperature: float = 1.0) -> NDArray[n
     return _scored(name, logits, temperature)
 
 
+def warn_of_probabilities(name: str, answer: Answer) -> None:
+    """Warn if a named score is to be computed from probabilities, not logits."""
+    if name != MODEL_SCORE:
+        logits = np.moveaxis(answer.arrays[0], 1, -1)
+        warn_of_rows(logits, stacklevel=5, what="The model's outputs")
+
+
 def _scored(name: str, logits: Array, temperature: float) -> NDArray[np.float32]:
     if logits.ndim == 2:
         return SCORES[name](probabilities(logits, temperature))
@@ -62,15 +77,13 @@ def _bad_logits(logits: Array) -> NDArray[np.bool_]:
     return bad
 
 
-def broken_rows(arrays: Sequence[Array], decided: Array | None) -> NDArray[np.bool_]:
-    """Return which samples have a NaN confidence, or invalid logits or maps of logits."""
-    n = len(arrays[0])
-    broken = np.zeros(n, bool) if decided is None else np.isnan(decided)
+def broken_rows(arrays: Sequence[Array]) -> NDArray[np.bool_]:
+    """Return which samples have invalid logits or maps of logits."""
     first = arrays[0]
     of_logits = len(arrays) == 1 and first.ndim in (2, 4) and first.dtype.kind == "f"
     if of_logits and math.prod(first.shape[1:]):
-        broken = broken | _bad_logits(first)
-    return broken
+        return _bad_logits(first)
+    return np.zeros(len(first), bool)
 
 
 def tempered(arrays: list[Array], temperature: float) -> list[Array]:

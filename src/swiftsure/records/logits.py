@@ -38,7 +38,7 @@ def reduced_logits(
     checks.choice("label", label, ["expected", "sample", "argmax"])
     score_names, chosen = _score_names(score), _chosen_losses(losses)
     targets = None if labels is None else record_checks.label_array(labels, n, n_classes)
-    warn_of_probabilities(values[:CHUNK], stacklevel=4)
+    warn_of_probabilities(values[:CHUNK], stacklevel=4, use="`ExitRecord.from_probabilities`, or ")
     return _reduced(
         lambda rows: probabilities(values[rows], columns),
         n,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from swiftsure._lib import checks
 from swiftsure.certify.policy import Policy
-from swiftsure.exits import threshold_array
+from swiftsure.exits import can_exit, reaches, threshold_array
 from swiftsure.run.binding import PolicyBinding
 
 __all__ = ["Rule", "ThresholdRule", "same_exits", "threshold_levels"]
@@ -84,7 +84,8 @@ class ThresholdRule(Rule):
 
     def reachable(self, levels: NDArray[np.float32]) -> NDArray[np.bool_]:
         """Return which thresholds a confidence can reach, given that it is at most 1."""
-        return levels < 1 if self.strict else levels <= 1
+        found: NDArray[np.bool_] = can_exit(levels, strict=self.strict)
+        return found
 
     def check_exits(self, n_exits: int) -> None:
         """Raise if an exit that the rule names is not one of the model's."""
@@ -168,6 +169,9 @@ def same_exits(
     >>> same_exits(levels, np.float32(0.4), np.float32(0.8), strict=False)
     array([False,  True, False])
     """
-    if strict:
-        return (levels >= skipped) & (levels < taken)
-    return (levels > skipped) & (levels <= taken)
+    same: NDArray[np.bool_] = (
+        reaches(taken, levels, strict=strict)
+        & ~reaches(skipped, levels, strict=strict)
+        & ~np.isnan(skipped)
+    )
+    return same

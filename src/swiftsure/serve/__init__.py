@@ -15,10 +15,14 @@ from swiftsure.serve.drill import DrillResult, drill
 from swiftsure.serve.engine import (
     Answer,
     Comparison,
+    Description,
     Engine,
+    EngineOptions,
     ExitCosts,
     Inputs,
     InvalidRequestError,
+    Part,
+    StreamEngine,
 )
 from swiftsure.serve.guarding import Guard, PolicyStore
 from swiftsure.serve.loading import load_engine
@@ -31,14 +35,18 @@ __all__ = [
     "Batcher",
     "BusyError",
     "Comparison",
+    "Description",
     "DrillResult",
     "Engine",
+    "EngineOptions",
     "ExitCosts",
     "Guard",
     "Inputs",
     "InvalidRequestError",
     "Limits",
+    "Part",
     "PolicyStore",
+    "StreamEngine",
     "Watcher",
     "WorkerEngine",
     "create_app",

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from swiftsure._lib import checks
-from swiftsure.certify.policy import Policy
-from swiftsure.serve.engine import Answer, Engine
+from swiftsure.serve.engine import Answer, AnyPolicy, Engine
 
 __all__ = ["Audited", "Batcher", "BusyError", "Mode", "Pending", "Served", "WorkerDiedError"]
 
@@ -41,7 +40,7 @@ class Mode:
     A batch runs in one mode, so an installed policy or a fallback is never half in use.
     """
 
-    policy: Policy
+    policy: AnyPolicy
     full: bool = False
 
 

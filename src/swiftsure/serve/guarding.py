@@ -18,13 +18,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from swiftsure._lib.files import locked
-from swiftsure.certify.policy import Policy
 from swiftsure.serve import watching
 from swiftsure.serve.batching import Audited, Mode, Pending
-from swiftsure.serve.engine import Engine
+from swiftsure.serve.engine import AnyPolicy, Engine
+from swiftsure.serve.policies import load_policy
 from swiftsure.serve.watching import Watcher, policy_version, resume
 
 __all__ = ["Guard", "PolicyStore", "StoredPolicy"]
@@ -38,7 +38,7 @@ class StoredPolicy(NamedTuple):
     """An installed policy and its number, counted from 1."""
 
     number: int
-    policy: Policy
+    policy: AnyPolicy
 
 
 class PolicyStore:
@@ -56,18 +56,18 @@ class PolicyStore:
         path = max(self._files(), default=None)
         if path is None or _number(path) <= above:
             return None
-        return StoredPolicy(_number(path), Policy.load(path))
+        return StoredPolicy(_number(path), load_policy(path))
 
-    def in_force(self, policy: Policy) -> StoredPolicy | None:
+    def in_force(self, policy: AnyPolicy) -> StoredPolicy | None:
         """Return the policy in force; None if another one, which was never installed, replaces it.
 
         So a server that starts with an old policy goes on with the newest one.
         """
         version = policy_version(policy)
-        known = any(policy_version(Policy.load(path)) == version for path in self._files())
+        known = any(policy_version(load_policy(path)) == version for path in self._files())
         return self.newest() if known else None
 
-    def install(self, policy: Policy) -> StoredPolicy:
+    def install(self, policy: AnyPolicy) -> StoredPolicy:
         """Add a policy, which is then in force; nothing changes if it is in force already."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with locked(self.folder / ".policies", wait=10):
@@ -112,10 +112,10 @@ class Guard:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: AnyPolicy,
         *,
-        watch: Callable[[Policy], Watcher | None] | None = None,
-        fallback: Policy | None = None,
+        watch: Callable[[Any], Watcher | None] | None = None,
+        fallback: AnyPolicy | None = None,
         store: PolicyStore | None = None,
         file: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -234,7 +234,7 @@ class Guard:
         finally:
             self._lock.release()
 
-    def install(self, policy: Policy) -> int:
+    def install(self, policy: AnyPolicy) -> int:
         """Install a policy and return its number.
 
         Raises
@@ -287,13 +287,13 @@ class Guard:
             self._watchers = before
             raise
 
-    def _stand(self, policy: Policy, number: int | None = None) -> None:
+    def _stand(self, policy: AnyPolicy, number: int | None = None) -> None:
         """Serve a policy from now on, stored under a number, or under a new one.
 
         It is checked, its watchers are built and it is stored before anything changes. So if one of
         these fails, the policy before stays in force, also after a restart.
         """
-        ladder = [policy]
+        ladder: list[AnyPolicy] = [policy]
         if self._fallback is not None and self._fallback != policy:
             ladder.append(self._fallback)
         before = self._present
@@ -313,7 +313,7 @@ class Guard:
         log.info("policy %d (%s) is in force", number, self.version)
         self._choose()
 
-    def _check(self, policy: Policy, watcher: Watcher | None) -> None:
+    def _check(self, policy: AnyPolicy, watcher: Watcher | None) -> None:
         """Raise if the engine cannot use a policy, or cannot make the audits of its watcher."""
         engine = self._engine
         if engine is None:
@@ -324,14 +324,14 @@ class Guard:
         if loss is not None:
             engine.check_loss(loss)
 
-    def _watcher_of(self, policy: Policy) -> Watcher | None:
+    def _watcher_of(self, policy: AnyPolicy) -> Watcher | None:
         """Return the watcher that a policy has now, or a new one."""
         for each in self._present:
             if each.policy == policy:
                 return each
         return None if self._watch is None else self._watch(policy)
 
-    def _store_as(self, policy: Policy) -> int:
+    def _store_as(self, policy: AnyPolicy) -> int:
         """Store a policy, if there is a store, and return its number."""
         if self._store is not None:
             return self._store.install(policy).number
@@ -363,7 +363,7 @@ class Guard:
                 content = self._file.read_bytes()
                 if content != self._seen:
                     self._seen = content
-                    self.install(Policy.load(self._file))
+                    self.install(load_policy(self._file))
                     self._fault = None
         except (OSError, ValueError) as error:
             if isinstance(error, OSError):  # try again: the policy is not at fault

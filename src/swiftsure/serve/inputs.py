@@ -12,6 +12,9 @@ __all__ = ["InputForm", "checked_array"]
 
 Leaf = tuple[tuple[int, ...], np.dtype[Any]]
 
+LONGEST_EXAMPLE = 64
+"""Numbers of an example in `/docs`."""
+
 
 class InputForm:
     """The form of one sample: an array's shape and dtype, or a dict of them.
@@ -21,6 +24,28 @@ class InputForm:
 
     def __init__(self, form: Leaf | Mapping[str, Leaf]) -> None:
         self.form = form
+
+    def schema(self) -> dict[str, Any]:
+        """Return the JSON Schema of one sample."""
+        if not isinstance(self.form, Mapping):
+            return _schema(*self.form)
+        found = {name: _schema(*leaf) for name, leaf in self.form.items()}
+        return {"type": "object", "properties": found, "required": sorted(found)}
+
+    def zeros(self) -> Any:
+        """Return a sample of zeros."""
+        if not isinstance(self.form, Mapping):
+            return np.zeros(*self.form)
+        return {name: np.zeros(*leaf) for name, leaf in self.form.items()}
+
+    def example(self) -> Any:
+        """Return a sample of zeros as JSON; None if it is long."""
+        found = self.zeros()
+        leaves = found if isinstance(found, dict) else {"": found}
+        if sum(leaf.size for leaf in leaves.values()) > LONGEST_EXAMPLE:
+            return None
+        lists = {name: leaf.tolist() for name, leaf in leaves.items()}
+        return lists if isinstance(found, dict) else lists[""]
 
     def sample(self, inputs: Any) -> Any:
         """Return a checked sample: an array, or a dict of arrays."""
@@ -84,6 +109,16 @@ def _as_array(name: str, value: Any, whole: bool) -> NDArray[Any]:
     if not types <= ({int, bool} if whole else {int, float}):
         raise InvalidRequestError(f"`{name}` must be an array of {_kind(whole)}.")
     return array
+
+
+def _schema(shape: tuple[int, ...], dtype: np.dtype[Any]) -> dict[str, Any]:
+    whole = dtype.kind in "iub"
+    found: dict[str, Any] = {"type": "integer" if whole else "number"}
+    for size in reversed(shape):
+        found = {"type": "array", "items": found}
+        if not whole:  # tokens may be as many as there are
+            found |= {"minItems": size, "maxItems": size}
+    return found
 
 
 def _kind(whole: bool) -> str:

@@ -1,53 +1,49 @@
-"""Engines for folders: which runtime a folder is for, in this process or in workers."""
+"""Engines for folders: which engine a folder is for, in this process or in workers."""
 
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any
 
-from swiftsure.serve.engine import Engine
+from swiftsure.serve.engine import Engine, EngineOptions
 from swiftsure.serve.workers import Spare, WorkerEngine
 
-__all__ = ["demo_engine", "load_engine", "load_engines"]
+__all__ = ["ENGINES", "demo_engine", "load_engine", "load_engines"]
+
+ENGINES = {
+    "manifest.json": "swiftsure.serve.engines.onnx:OnnxEngine",
+    "exits.json": "swiftsure.serve.engines.torch:TorchEngine",
+}
+"""The engine of a folder, by a file that only such folders have; the first that is there counts.
+
+Named by texts, so that serving one kind imports no other framework.
+"""
 
 
-def load_engine(
-    folder: str | os.PathLike[str],
-    threads: int | None = None,
-    network: Callable[[], Any] | None = None,
-) -> Engine:
-    """Return an engine for a folder from `EarlyExit.save_pretrained` or `swiftsure export`.
+def load_engine(folder: str | os.PathLike[str], options: EngineOptions | None = None) -> Engine:
+    """Return an engine for a folder, such as one from `swiftsure export`, and time it.
 
     Parameters
     ----------
-    folder : path
-    threads : int, optional
-        Threads of ONNX Runtime; those of the folder by default.
-    network : callable, optional
-        Returns the network to load weights into, if it is not one of transformers.
+    folder : path, or the name of a repository of the Hugging Face Hub
+    options : EngineOptions, optional
     """
-    place = Path(folder)
-    if (place / "manifest.json").is_file():
-        if network is not None:
-            raise ValueError(
-                f"`network` must not be given for {place}: exported stages need no network."
-            )
-        from swiftsure.serve.onnx_engine import OnnxEngine
-
-        return OnnxEngine.load(place, threads)
-    from swiftsure.serve.torch_engine import TorchEngine
-
-    made = None if network is None else network()
-    return TorchEngine.from_pretrained(str(folder), network=made)
+    chosen, place = options or EngineOptions(), Path(folder)
+    named = next((name for mark, name in ENGINES.items() if (place / mark).is_file()), None)
+    module, _, name = (named or ENGINES["exits.json"]).partition(":")
+    engine: Engine = getattr(import_module(module), name).load(folder, chosen)
+    if chosen.measure:
+        engine.measure()
+    return engine
 
 
 def load_engines(
     folder: str | os.PathLike[str] | None,
     workers: int = 0,
-    network: Callable[[], Any] | None = None,
+    options: EngineOptions | None = None,
 ) -> list[Engine]:
     """Return the engines of a server: one in this process, or one in each worker process.
 
@@ -58,15 +54,17 @@ def load_engines(
     workers : int
         How many processes; each has an equal share of the cores as threads. One more is loaded to
         replace one that dies.
-    network : callable, optional
-        As for `load_engine`; of the top level of a module if there are workers.
+    options : EngineOptions, optional
+        Its `network` must be of the top level of a module if there are workers.
     """
     if workers < 0:
         raise ValueError(f"`workers` must be at least 0, but got {workers}.")
-    threads = max(1, (os.cpu_count() or 1) // max(1, workers)) if workers else None
+    chosen = options or EngineOptions()
+    threads = max(1, (os.cpu_count() or 1) // workers) if workers else chosen.threads
+    chosen = replace(chosen, threads=threads)
     make: Callable[[], Engine] = demo_engine
     if folder is not None:
-        make = partial(load_engine, folder, threads, network)
+        make = partial(load_engine, folder, chosen)
     if workers == 0:
         return [make()]
     with ThreadPoolExecutor(workers) as side_by_side:
@@ -83,11 +81,13 @@ def demo_engine(epsilon: float = 0.03) -> Engine:
     from swiftsure.curves.sample_order import SampleOrder
     from swiftsure.demo import zoo
     from swiftsure.demo.network import prepared
-    from swiftsure.serve.torch_engine import TorchEngine
+    from swiftsure.serve.engines.torch import TorchEngine
     from swiftsure.torch import EarlyExit
 
     measured = zoo.shown()
     record = replace(measured.calibration_record(), order=SampleOrder.of(0))
     policy = ss.calibrate(record, risk="consistency", loss="zero_one", epsilon=epsilon)
     example = prepared(measured.sample_images().images[:1])
-    return TorchEngine(EarlyExit(zoo.shown_network(), policy, on_invalid="mark"), example)
+    engine = TorchEngine(EarlyExit(zoo.shown_network(), policy, on_invalid="mark"), example)
+    engine.measure()
+    return engine

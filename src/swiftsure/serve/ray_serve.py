@@ -27,7 +27,7 @@ def ray_application(
     ----------
     make : callable
         Returns the engine; called once in each replica. For a folder:
-        `partial(TorchEngine.from_pretrained, folder)`.
+        `partial(load_engine, folder)`.
     limits, token
         As for `create_app`; each replica has its own queue.
     replicas : int

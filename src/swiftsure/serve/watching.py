@@ -18,7 +18,7 @@ from swiftsure.certify.policy import Policy
 from swiftsure.losses import LOSSES
 from swiftsure.monitor import Monitor, Watch, request_ids
 from swiftsure.serve.batching import Audited, WorkerDiedError
-from swiftsure.serve.engine import Answer, Comparison, Engine, UnansweredError
+from swiftsure.serve.engine import Answer, AnyPolicy, Comparison, Engine, UnansweredError
 from swiftsure.serve.labels import LabelIndex, gap, needs_label
 
 __all__ = ["Watcher", "watched_monitor"]
@@ -464,12 +464,12 @@ def _has_line(path: Path, offset: int) -> bool:
         return file.readline().endswith(b"\n")
 
 
-def policy_version(policy: Policy) -> str:
+def policy_version(policy: AnyPolicy) -> str:
     """Return a short name for a policy that changes with any of its fields."""
     return hashlib.sha256(policy.model_dump_json().encode()).hexdigest()[:16]
 
 
-def resume(policy: Policy, folder: str | os.PathLike[str]) -> Path | None:
+def resume(policy: AnyPolicy, folder: str | os.PathLike[str]) -> Path | None:
     """Put the logs, the monitor and the alarm of a policy aside, to start with a new α.
 
     Returns the folder that holds them now; None if there was none.

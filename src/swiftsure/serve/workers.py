@@ -7,37 +7,62 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
-from swiftsure.certify.policy import Policy
 from swiftsure.serve.batching import WorkerDiedError
 from swiftsure.serve.engine import (
     Answer,
+    AnyPolicy,
     Comparison,
+    Description,
     Engine,
     ExitCosts,
     Inputs,
     InvalidRequestError,
+    Part,
+    joins,
 )
 
 __all__ = ["Spare", "WorkerEngine"]
 
 GONE = (EOFError, OSError)
 
+LOWEST = 19
+"""Priority of a thread that only runs where the processor would be idle."""
+
+
+class _Loaded(NamedTuple):
+    """What the server must know of an engine in another process."""
+
+    policy: AnyPolicy
+    n_exits: int
+    room: int
+    costs: Mapping[str, ExitCosts]
+    inputs: Inputs
+    description: Description
+
 
 class _Process:
-    """A process that loads an engine, and a pipe to it."""
+    """A process that loads an engine, and a pipe to it.
 
-    def __init__(self, make: Callable[[], Engine], threads: int | None) -> None:
+    `aside` loads it with the lowest priority, so that it takes no time from those that answer.
+    """
+
+    def __init__(
+        self, make: Callable[[], Engine], threads: int | None, *, aside: bool = False
+    ) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, other = context.Pipe()
-        self.process = context.Process(target=_work, args=(other, make, threads), daemon=True)
+        self.process = context.Process(
+            target=_work, args=(other, make, threads, aside), daemon=True
+        )
         self.process.start()
         other.close()
 
-    def loaded(self) -> tuple[Policy, int, Mapping[str, ExitCosts], Inputs]:
+    def loaded(self) -> "_Loaded":
         """Wait for the engine, and return what the server must know of it."""
         try:
             answered, found = self.pipe.recv()
@@ -48,8 +73,12 @@ class _Process:
             ) from None
         if not answered:
             raise found
-        engine: tuple[Policy, int, Mapping[str, ExitCosts], Inputs] = found
+        engine: _Loaded = found
         return engine
+
+    def has_loaded(self) -> bool:
+        """Return whether `loaded` need not wait."""
+        return self.process.is_alive() and self.pipe.poll()
 
     def close(self, wait: float = 0) -> None:
         """End the process, after at most so many seconds."""
@@ -70,16 +99,18 @@ class Spare:
     def __init__(self, make: Callable[[], Engine], threads: int | None = None) -> None:
         self._start = partial(_Process, make, threads)
         self._lock = threading.Lock()
-        self._next = self._start()
+        self._next = self._start(aside=True)
 
     def take(self) -> _Process:
-        """Return the process, and start another one."""
-        while True:
-            with self._lock:
-                taken, self._next = self._next, self._start()
-            if taken.process.is_alive():
+        """Return the process, and start another one; if it still loads, return one in a hurry."""
+        with self._lock:
+            if self._next.has_loaded():
+                taken, self._next = self._next, self._start(aside=True)
                 return taken
-            taken.close()
+            if not self._next.process.is_alive():
+                self._next.close()
+                self._next = self._start(aside=True)
+        return self._start()
 
     def close(self) -> None:
         """End the process."""
@@ -106,8 +137,9 @@ class WorkerEngine:
     """
 
     lanes = 1
-    policy: Policy
+    policy: AnyPolicy
     n_exits: int
+    room: int
     costs: Mapping[str, ExitCosts]
     inputs: Inputs
 
@@ -122,17 +154,47 @@ class WorkerEngine:
         self._lock = threading.Lock()
         self._use(self._start())
 
-    def answer(self, samples: Sequence[Any], *, full: bool) -> list[Answer | InvalidRequestError]:
+    def describe(self) -> Description:
+        """Return what goes in and out."""
+        return self._description
+
+    def measure(self) -> None:
+        """Time the exits and the full model."""
+        self.costs = self._ask("measure")
+
+    def answer(
+        self, samples: Sequence[Any], *, full: bool, slices: Sequence[str | None] = ()
+    ) -> list[Answer | InvalidRequestError]:
         """Return one answer per sample."""
-        found: list[Answer | InvalidRequestError] = self._ask("answer", samples, full=full)
+        found: list[Answer | InvalidRequestError] = self._ask(
+            "answer", samples, full=full, slices=slices
+        )
         return found
+
+    def join(
+        self, key: int, sample: Any, *, full: bool, slice_name: str | None = None
+    ) -> InvalidRequestError | None:
+        """Add a request to those under way."""
+        found: InvalidRequestError | None = self._ask(
+            "join", key, sample, full=full, slice_name=slice_name
+        )
+        return found
+
+    def step(self) -> Sequence[tuple[int, Part | Answer | InvalidRequestError]]:
+        """Advance all requests under way."""
+        found: Sequence[tuple[int, Part | Answer | InvalidRequestError]] = self._ask("step")
+        return found
+
+    def leave(self, key: int) -> None:
+        """Give a request up."""
+        self._ask("leave", key)
 
     def compare(self, sample: Any, answer: Answer, loss: str) -> Comparison:
         """Return how an answer compares with the full model's."""
         found: Comparison = self._ask("compare", sample, answer, loss)
         return found
 
-    def check(self, policy: Policy) -> None:
+    def check(self, policy: AnyPolicy) -> None:
         """Raise if a policy was made for another model."""
         self._ask("check", policy)
 
@@ -140,7 +202,7 @@ class WorkerEngine:
         """Raise if `compare` cannot compute a loss."""
         self._ask("check_loss", loss)
 
-    def install(self, policy: Policy) -> None:
+    def install(self, policy: AnyPolicy) -> None:
         """Use another policy for all later calls."""
         self._ask("install", policy)
         self.policy = policy
@@ -160,7 +222,7 @@ class WorkerEngine:
     def _use(self, worker: _Process) -> None:
         found = worker.loaded()
         self._worker = worker
-        self.policy, self.n_exits, self.costs, self.inputs = found
+        self.policy, self.n_exits, self.room, self.costs, self.inputs, self._description = found
 
     def _revive(self) -> None:
         with self._lock:
@@ -186,18 +248,31 @@ class WorkerEngine:
         return found
 
 
-def _work(pipe: Connection, make: Callable[[], Engine], threads: int | None) -> None:
+def _work(pipe: Connection, make: Callable[[], Engine], threads: int | None, aside: bool) -> None:
     """Answer calls until the server closes the pipe, or dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when to end
     if threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
     try:
-        engine = make()
+        engine = _made_aside(make) if aside else make()
         _limit_threads(threads)
         # The model and the imports stay for good: going through them stops answers for 250 ms.
         gc.collect()
         gc.freeze()
-        pipe.send((True, (engine.policy, engine.n_exits, dict(engine.costs), engine.inputs)))
+        room = engine.room if joins(engine) else 0
+        pipe.send(
+            (
+                True,
+                _Loaded(
+                    engine.policy,
+                    engine.n_exits,
+                    room,
+                    dict(engine.costs),
+                    engine.inputs,
+                    engine.describe(),
+                ),
+            )
+        )
     except Exception as error:
         pipe.send((False, _plain(error)))
         return
@@ -207,13 +282,25 @@ def _work(pipe: Connection, make: Callable[[], Engine], threads: int | None) -> 
         except EOFError:
             return
         try:
-            reply = (True, getattr(engine, method)(*arguments, **named))
+            found = getattr(engine, method)(*arguments, **named)
+            reply = (True, dict(engine.costs) if method == "measure" else found)
         except Exception as error:
             reply = (False, _plain(error))
         try:
             pipe.send(reply)
         except OSError:  # the server died
             return
+
+
+def _made_aside(make: Callable[[], Engine]) -> Engine:
+    """Return an engine that was loaded in a thread of low priority; calls run in the main one."""
+    with ThreadPoolExecutor(1, initializer=_step_back) as side:
+        return side.submit(make).result()
+
+
+def _step_back() -> None:
+    if sys.platform == "linux":  # where threads have priorities of their own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST)
 
 
 def _limit_threads(threads: int | None) -> None:

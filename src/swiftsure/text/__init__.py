@@ -23,7 +23,8 @@ from swiftsure.text.calm.training import fit_exit_heads, train_meta
 from swiftsure.text.continuous import ContinuousBatch, Generation
 from swiftsure.text.decoder import check_family
 from swiftsure.text.exit_heads import ExitHeads
-from swiftsure.text.families import FAMILIES, Family
+from swiftsure.text.families import FAMILIES, Family, Logits
+from swiftsure.text.inputs import Texts
 
 __all__ = [
     "FAMILIES",
@@ -42,9 +43,11 @@ __all__ = [
     "ExitHeads",
     "Family",
     "Generation",
+    "Logits",
     "MetaClassifier",
     "Rollback",
     "Speculative",
+    "Texts",
     "calm_fingerprint",
     "check_family",
     "early_exits",

@@ -93,9 +93,10 @@ class Decoder:
         self._own = [self._self_attention(block) for block in self.blocks]
         self._source = [self._cross_attention(block) for block in self.blocks]
         self._widths = attention_width(self.config), _head_width(self.config)
+        logits = family.logits
         self._scale_if, self._soft_cap, self._divisor = (
             getattr(self.config, name or "", None)
-            for name in (family.scale_if, family.soft_cap, family.divisor)
+            for name in (logits.scale_if, logits.soft_cap, logits.divisor)
         )
 
     def _part(self, owner: nn.Module, path: str, field: str) -> Any:
@@ -223,8 +224,8 @@ class Decoder:
             scores = scores / self._divisor
         if self._soft_cap is not None:
             scores = torch.tanh(scores / self._soft_cap) * self._soft_cap
-        if self.family.bias is not None:
-            bias = getattr(self.model, self.family.bias)[0]
+        if self.family.logits.bias is not None:
+            bias = getattr(self.model, self.family.logits.bias)[0]
             scores = scores + (bias if tokens is None else bias[tokens])
         return scores
 

@@ -11,12 +11,32 @@ A release of transformers that moves a module changes a row here and nothing els
 pass a `Family` to `FAMILIES.register` with its model types, and a model of it to `check_family`.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from swiftsure._lib.registry import Registry
 
-__all__ = ["FAMILIES", "Family"]
+__all__ = ["FAMILIES", "Family", "Logits"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logits:
+    """What a family does around the head, besides its linear layer; Llama's does nothing.
+
+    Parameters
+    ----------
+    scale_if : str, optional
+        Entry of the configuration; if true, the head's input is divided by the root of its width.
+    soft_cap, divisor : str, optional
+        Entries of the configuration: logits x become cap · tanh(x / cap), or are divided.
+    bias : str, optional
+        Buffer of the model that is added to the logits.
+    """
+
+    scale_if: str | None = None
+    soft_cap: str | None = None
+    divisor: str | None = None
+    bias: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +71,8 @@ class Family:
         The block's argument for the cache.
     hands_on : names
         The block's arguments that it returns after the states, for the next block.
-    scale_if : str, optional
-        Entry of the configuration; if true, the head's input is divided by the root of its width.
-    soft_cap, divisor : str, optional
-        Entries of the configuration: logits x become cap · tanh(x / cap), or are divided.
-    bias : str, optional
-        Buffer of the model that is added to the logits.
+    logits : Logits
+        What is done to the head's input and output.
 
     Examples
     --------
@@ -77,23 +93,21 @@ class Family:
     cross_attention: str | None = None
     cache: str = "past_key_values"
     hands_on: tuple[str, ...] = ()
-    scale_if: str | None = None
-    soft_cap: str | None = None
-    divisor: str | None = None
-    bias: str | None = None
+    logits: Logits = field(default_factory=Logits)
 
 
 FAMILIES: Registry[Family] = Registry("family")
 """Families by `config.model_type`; `FAMILIES.register(family, *model_types)` adds one."""
 
-_SOFT_CAP = "final_logit_softcapping"
+_CAPPED = Logits(soft_cap="final_logit_softcapping")
+_BIASED = Logits(bias="final_logits_bias")
 
 FAMILIES.register(Family(), "llama", "mistral", "qwen2", "gemma")
 FAMILIES.register(Family(key_norm="k_norm"), "qwen3")
 FAMILIES.register(Family(rotary_if="use_rope"), "smollm3")
-FAMILIES.register(Family(divisor="logits_scaling"), "granite")
-FAMILIES.register(Family(soft_cap=_SOFT_CAP), "gemma2")
-FAMILIES.register(Family(soft_cap=_SOFT_CAP, key_norm="k_norm"), "gemma3_text")
+FAMILIES.register(Family(logits=Logits(divisor="logits_scaling")), "granite")
+FAMILIES.register(Family(logits=_CAPPED), "gemma2")
+FAMILIES.register(Family(logits=_CAPPED, key_norm="k_norm"), "gemma3_text")
 FAMILIES.register(Family(norm="final_layernorm", key_norm="k_layernorm"), "phi")
 FAMILIES.register(Family(keys_values=("qkv_proj",)), "phi3")
 FAMILIES.register(
@@ -131,7 +145,7 @@ _MT5 = Family(
     hands_on=("position_bias", "encoder_decoder_position_bias"),
 )
 FAMILIES.register(_MT5, "mt5")
-FAMILIES.register(replace(_MT5, scale_if="scale_decoder_outputs"), "t5")
+FAMILIES.register(replace(_MT5, logits=Logits(scale_if="scale_decoder_outputs")), "t5")
 FAMILIES.register(
     Family(
         stack="model.decoder",
@@ -139,7 +153,7 @@ FAMILIES.register(
         block_norm=None,
         positions="learned",
         cross_attention="encoder_attn",
-        bias="final_logits_bias",
+        logits=_BIASED,
     ),
     "bart",
 )
@@ -150,7 +164,7 @@ FAMILIES.register(
         block_norm=None,
         positions="sinusoidal",
         cross_attention="encoder_attn",
-        bias="final_logits_bias",
+        logits=_BIASED,
     ),
     "marian",
 )
@@ -161,7 +175,7 @@ FAMILIES.register(
         block_norm="self_attn_layer_norm",
         positions="learned",
         cross_attention="encoder_attn",
-        bias="final_logits_bias",
+        logits=_BIASED,
     ),
     "mbart",
 )

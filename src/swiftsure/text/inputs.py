@@ -1,19 +1,84 @@
-"""Tokenized and encoded model inputs."""
+"""Texts to run a model on, tokenized and encoded."""
 
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
 from swiftsure._lib import checks
+from swiftsure.records.checks import id_array
 
-__all__ = ["Source", "encode", "input_hashes", "refuse_seen", "token_rows"]
+__all__ = ["Source", "Texts", "encode", "input_hashes", "refuse_seen", "token_rows"]
 
 UNLIMITED = 10**6
 """Tokenizers without a length limit report a number far above this one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """Texts and how a model reads them.
+
+    Parameters
+    ----------
+    texts : (n,)
+        Not empty.
+    tokenizer : the model's tokenizer
+    references : (n,), optional
+        Good answers, one or several per text, for the gap risk; without them, only the difference
+        from the full model's answers is known.
+    ids : (n,), optional
+    max_source_length : int, optional
+        Where to cut longer texts. Without it, texts that are too long for the model are refused.
+
+    Raises
+    ------
+    ValueError
+        If there is no text, or not one reference and one unique id per text.
+    """
+
+    texts: Sequence[str]
+    tokenizer: Any
+    references: Sequence[str | Sequence[str]] | None = None
+    ids: ArrayLike | None = None
+    max_source_length: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check that references and ids belong to the texts."""
+        n = len(self.texts)
+        if n == 0:
+            raise ValueError("`texts` must not be empty.")
+        for name in ("references", "ids"):
+            values = getattr(self, name)
+            if values is not None and len(values) != n:
+                raise ValueError(
+                    f"`{name}` must have one entry per text, {n}, but got {len(values)}."
+                )
+            object.__setattr__(self, name, values if values is None else list(values))
+        object.__setattr__(self, "texts", list(self.texts))
+        if self.ids is not None:
+            object.__setattr__(self, "ids", id_array(np.asarray(self.ids), n))
+
+    def __len__(self) -> int:
+        """Number of texts."""
+        return len(self.texts)
+
+    def part(self, rows: Sequence[int]) -> "Texts":
+        """Return some of the texts, without their references and ids."""
+        return replace(self, texts=[self.texts[k] for k in rows], references=None, ids=None)
+
+    def rows(self, model: Any) -> list[list[int]]:
+        """Return the token ids of each text; raises for texts that are empty or too long."""
+        return token_rows(self.texts, self.tokenizer, model, self.max_source_length)
+
+    def encoded(self, inputs: slice, model: Any) -> dict[str, Tensor]:
+        """Return token ids and mask of some texts."""
+        return encode(self.texts[inputs], self.tokenizer, model, self.max_source_length)
 
 
 def input_hashes(texts: Iterable[str]) -> list[str]:
@@ -27,9 +92,9 @@ def input_hashes(texts: Iterable[str]) -> list[str]:
     return [hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts]
 
 
-def refuse_seen(texts: Iterable[str], name: str, trained_on: Collection[str]) -> None:
+def refuse_seen(texts: Texts, name: str, trained_on: Collection[str]) -> None:
     """Raise if the hash of one of these texts is in `trained_on`."""
-    seen = [k for k, each in enumerate(input_hashes(texts)) if each in trained_on]
+    seen = [k for k, each in enumerate(input_hashes(texts.texts)) if each in trained_on]
     if seen:
         raise ValueError(
             f"`texts` must be new to the {name}, which saw {len(seen)} of them in training, number"

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftsure.losses import LOSSES, Loss
-from swiftsure.records.checks import id_array
 from swiftsure.run import Sweep
-from swiftsure.text.inputs import encode, token_rows
+from swiftsure.text.inputs import Texts
 from swiftsure.torch.modes import model_device, needs_gpu
 
 __all__ = ["TextSweep"]
@@ -30,50 +29,30 @@ class TextSweep(Sweep):
     Raises
     ------
     ValueError
-        If a text is empty or too long, or there is not one reference, id and group per text.
+        If a text is empty or too long.
     """
 
     model: Any
-    tokenizer: Any
-    texts: Sequence[str]
-    references: Any
-    ids: Any
-    groups: Any
+    texts: Texts
     losses: Sequence[str | Loss]
-    max_source_length: int | None
     generation: dict[str, Any]
     seed: int
 
     def __post_init__(self) -> None:
-        """Check the texts and what belongs to them."""
-        n = len(self.texts)
-        if n == 0:
-            raise ValueError("`texts` must not be empty.")
-        self.texts = list(self.texts)
-        self.references = None if self.references is None else list(self.references)
-        self.groups = None if self.groups is None else np.asarray(self.groups)
-        self._has_ids = self.ids is not None
-        self.ids = np.asarray(self.ids) if self._has_ids else np.arange(n)
-        for name in ("references", "ids", "groups"):
-            values = getattr(self, name)
-            if values is not None and len(values) != n:
-                raise ValueError(
-                    f"`{name}` must have one entry per text, {n}, but got {len(values)}."
-                )
-        self.ids = id_array(self.ids, n)
+        """Check the losses and the lengths of the texts."""
+        labelled = self.texts.references is not None
         self._losses = [LOSSES.choose(loss, "losses") for loss in self.losses]
         for loss in self._losses:  # refuse losses that cannot be computed here
-            loss.function("against_last", *["against_labels"] * (self.references is not None))
-        rows = token_rows(self.texts, self.tokenizer, self.model, self.max_source_length)
-        self._lengths = np.asarray([len(row) for row in rows])
+            loss.function("against_last", *["against_labels"] * labelled)
+        self._lengths = np.asarray([len(row) for row in self.texts.rows(self.model)])
 
     def identity(self) -> dict[str, Any]:
         """Return what else a resumed sweep must have in common."""
-        groups = [] if self.groups is None else [self.groups.tolist()]
-        data = json.dumps([self.texts, self.references, self.ids.tolist(), *groups])
+        texts = self.texts
+        data = json.dumps([texts.texts, texts.references, self._ids.tolist()])
         return {
             "losses": [loss.name for loss in self._losses],
-            "max_source_length": self.max_source_length,
+            "max_source_length": texts.max_source_length,
             "seed": self.seed,
             "data": hashlib.sha256(data.encode()).hexdigest(),
         }
@@ -89,6 +68,7 @@ class TextSweep(Sweep):
 
     def columns(self, inputs: slice, tables: dict[str, Array]) -> dict[str, Any]:
         """Return the columns of some texts' record."""
+        references = self.texts.references
         answers, ranges = tables.pop("answers"), {each.name: each.range for each in self._losses}
         compared = np.concatenate([answers, answers[:, :1]], axis=1)  # the full model's, last
         hard: dict[str, Array] = {}
@@ -96,23 +76,24 @@ class TextSweep(Sweep):
         for loss in self._losses:
             if loss.against_last is not None:
                 soft[loss.name] = loss.against_last(compared)[:, :-1]
-            if loss.against_labels is not None and self.references is not None:
-                hard[loss.name] = loss.against_labels(answers, self.references[inputs])
+            if loss.against_labels is not None and references is not None:
+                hard[loss.name] = loss.against_labels(answers, references[inputs])
         return {
             "losses": hard,
             "inconsistencies": soft,
             "costs": tables,
             "loss_ranges": ranges if hard else {},
             "inconsistency_ranges": ranges,
-            "ids": self.ids[inputs],
-            "has_ids": self._has_ids,
-            "groups": None if self.groups is None else self.groups[inputs],
+            "ids": self._ids[inputs],
+            "has_ids": self.texts.ids is not None,
         }
 
-    def encoded(self, inputs: slice) -> dict[str, Any]:
-        """Return token ids and mask of some texts."""
-        return encode(self.texts[inputs], self.tokenizer, self.model, self.max_source_length)
+    @property
+    def _ids(self) -> Array:
+        return np.arange(len(self.texts)) if self.texts.ids is None else np.asarray(self.texts.ids)
 
     def decoded(self, tokens: Any) -> Array:
         """Return sequences of tokens as an array of texts."""
-        return np.asarray(self.tokenizer.batch_decode(tokens, skip_special_tokens=True), object)
+        return np.asarray(
+            self.texts.tokenizer.batch_decode(tokens, skip_special_tokens=True), object
+        )

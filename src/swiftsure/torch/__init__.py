@@ -12,7 +12,7 @@ from swiftsure.torch.collecting import collect
 from swiftsure.torch.costs import exit_flops, exit_seconds
 from swiftsure.torch.cutting import cut
 from swiftsure.torch.fingerprinting import fingerprint
-from swiftsure.torch.heads import attach_heads, train_heads
+from swiftsure.torch.heads import attach_heads
 from swiftsure.torch.measuring import Timings, measure
 from swiftsure.torch.results import ExitOutput, InvalidSampleError
 from swiftsure.torch.runtime import EarlyExit
@@ -20,6 +20,7 @@ from swiftsure.torch.staged import Scored, Staged, StagedModel, check
 from swiftsure.torch.stream import Stream, StreamError
 from swiftsure.torch.tasks import absolute_error
 from swiftsure.torch.temperature import fit_temperatures
+from swiftsure.torch.training import EarlyStopping, train_heads
 
 __all__ = [
     "Audit",
@@ -27,6 +28,7 @@ __all__ = [
     "CaptureLimits",
     "Cascade",
     "EarlyExit",
+    "EarlyStopping",
     "ExitOutput",
     "InvalidSampleError",
     "Scored",

@@ -58,10 +58,10 @@ def decide_kernel(
     else:
         score = tl.load(scores + row, mask=inside, other=0.0)
         if STRICT:  # noqa: SIM108
-            staying = valid & (score <= level)
+            leaving = valid & (score > level)
         else:
-            staying = valid & (score < level)
-        leaving = valid & (staying == 0)
+            leaving = valid & (score >= level)
+        staying = valid & (leaving == 0)
         start = tl.load(fill)
         rank = tl.cumsum(staying.to(tl.int32), axis=0).to(tl.int64)
         place = (start + rank - 1) % n_places

@@ -156,7 +156,7 @@ def _full_outputs(fast: "EarlyExit", chosen: _ChosenRequests, exits: Tensor, ans
     for k in range(last + 1):
         state = fast.stage(k, state)
     output = plain_output(fast.answer(last, state, len(early)))
-    refuse_broken(output, None, last, chosen.rows[early])
+    refuse_broken(output, last, chosen.rows[early])
     if len(early) == len(exits):
         return output
     return pytree.tree_map(

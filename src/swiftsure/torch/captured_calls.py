@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from swiftsure.exits import reaches
 from swiftsure.torch.capture import CaptureBudget, Recorded, Recorder
 from swiftsure.torch.captured_sample import CapturedSample
 from swiftsure.torch.conditional import can_branch
@@ -122,8 +123,8 @@ class CapturedCalls:
             scores = self._scores(k, node)[rows]
             seen[ids, exit_index] = scores
             level = np.float32(plan.threshold(k))
-            staying = scores <= level if self._strict else scores < level
-            leaving = ~staying
+            leaving = reaches(scores, level, strict=self._strict)
+            staying = ~leaving
             if leaving.any():
                 gone = ids[leaving]
                 taken.append((gone, self._take(node, rows[leaving])))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from swiftsure.exits import reaches
 from swiftsure.torch.capture import Recorded, Recorder
 from swiftsure.torch.conditional import run_if
 from swiftsure.torch.results import ExitOutput
@@ -85,6 +86,5 @@ class CapturedSample:
         self._seen[:, exit_index].copy_(scores)
         self._seen[:, -1].copy_(scores)
         level = plan.threshold(k)
-        # NaN leaves, so that it is noticed.
-        self._stays.copy_(scores <= level if self._strict else scores < level)
+        self._stays.copy_(~reaches(scores, level, strict=self._strict))
         run_if(self._stays, partial(self._segment, k + 1, found.state))

@@ -15,7 +15,7 @@ from swiftsure._lib import checks
 from swiftsure.losses import LOSSES, PIXEL_LOSSES, ZERO_ONE, Loss
 from swiftsure.records import ExitRecord
 from swiftsure.records.checks import check_dtype, temperature_tuple
-from swiftsure.scores import SCORE_VERSION, warn_of_probabilities
+from swiftsure.scores import SCORE_VERSION
 from swiftsure.torch.batches import Batch, moved, sample_digests
 from swiftsure.torch.costs import exit_and_full_flops, exit_seconds, full_seconds
 from swiftsure.torch.fingerprinting import begin_fingerprint
@@ -23,7 +23,7 @@ from swiftsure.torch.foreign import ForeignModel
 from swiftsure.torch.losses import label_losses, stacked_logits
 from swiftsure.torch.modes import inference, model_device, refuse_training
 from swiftsure.torch.results import broken_rows, refuse_confidence, refuse_output
-from swiftsure.torch.scoring import confidence, score_name
+from swiftsure.torch.scoring import confidence, score_name, warn_of_probabilities
 from swiftsure.torch.segmentation import image_losses, image_size, labelled_rows
 from swiftsure.torch.staged import (
     StagedModel,
@@ -200,7 +200,7 @@ class Reducer:
         kept = np.arange(len(ids))
         if not self._seen:  # on the first batch only, since it waits for the device
             self._seen = True
-            _warn_of_probabilities(outputs[0])
+            warn_of_probabilities(outputs[0], stacklevel=8)
         with torch.inference_mode():
             labels = None if given is None else _labels(given)
             if self.of_images and labels is not None:
@@ -388,12 +388,6 @@ class _HostCopies:
         if self.copied is not None:
             self.copied.synchronize()
         return {key: tensor.numpy() for key, tensor in self._tensors.items()}
-
-
-def _warn_of_probabilities(output: Any) -> None:
-    """Warn if a classifier's outputs are probabilities, not logits."""
-    if isinstance(output, Tensor) and output.ndim == 2 and output.is_floating_point():
-        warn_of_probabilities(output.float().cpu().numpy(), stacklevel=8)
 
 
 def _about_first_batch(inputs: Any) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, reduce
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -31,7 +31,7 @@ __all__ = [
 
 
 class InvalidSampleError(ValueError):
-    """Some samples have no valid answer: their confidence or output is NaN or infinite.
+    """Some samples have no valid answer: their output is NaN or infinite.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class ExitOutput:
     outputs
         What the heads return, with the batch first. Logits are divided by the exit's temperature
         if it is not 1, in float32 or wider. Reading this raises `InvalidSampleError` if a sample's
-        largest logit is not finite or its confidence is NaN, unless invalid samples are marked.
+        largest logit is not finite, unless invalid samples are marked.
     invalid : (n,)
         Whether each sample has no valid answer. With `EarlyExit(..., on_invalid="mark")` their rows
         of `outputs` mean nothing, and those of all other samples are valid.
@@ -83,13 +83,13 @@ class ExitOutput:
         On a GPU the check waits for the device, so it is delayed to let the next batch start.
         """
         if self.on_invalid == "raise":
-            refuse_broken(self.raw, self.decided, self.exits)
+            refuse_broken(self.raw, self.exits)
         return ordinary(self.raw)
 
     @cached_property
     def invalid(self) -> Tensor:
         """Whether each sample has no valid answer, (n,)."""
-        found = _invalid_rows(self.raw, self.decided, len(self.exits))
+        found = _invalid_rows(self.raw, len(self.exits))
         if self.failures:
             found = found.index_fill(0, torch.tensor([*self.failures], device=found.device), True)
         return found
@@ -144,13 +144,13 @@ class StreamResult:
     def outputs(self) -> Any:
         """Outputs of these samples; raises if one is not valid, unless invalid ones are marked."""
         if self.on_invalid == "raise":
-            refuse_broken(self.raw, self.decided, self.exit, self.ids)
+            refuse_broken(self.raw, self.exit, self.ids)
         return ordinary(self.raw)
 
     @cached_property
     def invalid(self) -> Tensor:
         """Whether each sample has no valid answer, (m,)."""
-        return _invalid_rows(self.raw, self.decided, len(self.ids))
+        return _invalid_rows(self.raw, len(self.ids))
 
     def rows(self, first: int, stop: int) -> "StreamResult":
         """Return the samples from `first` up to `stop`."""
@@ -230,56 +230,47 @@ def _same_form(one: Any, two: Any) -> bool:
     return bool(one == two)
 
 
-def broken_rows(output: Any, *scores: Tensor | None) -> Tensor | None:
-    """Return which rows of an output, or of confidences, are not valid, (n,).
+def broken_rows(output: Any) -> Tensor | None:
+    """Return which rows of an output are not valid, (n,).
 
-    A confidence must not be NaN. A classifier's largest logit must be finite; others may be −inf,
-    for masked classes. Maps (n, n_classes, height, width) must be finite, since they are
-    interpolated. None if there is nothing to check: in outputs of other shapes NaN may have a
-    meaning.
+    A classifier's largest logit must be finite; others may be −inf, for masked classes. Maps
+    (n, n_classes, height, width) must be finite, since they are interpolated. None if there is
+    nothing to check: in outputs of other shapes NaN may have a meaning.
     """
-    found = [score.isnan() for score in scores if score is not None]
     values = plain_output(output)
     if isinstance(values, Tensor) and values.is_floating_point() and values.shape[1:].numel():
         # The largest and the smallest of some numbers are NaN if any of them is.
         if values.ndim == 2:
-            found.append(~values.amax(dim=1).isfinite())
-        elif values.ndim == 4:
+            return ~values.amax(dim=1).isfinite()
+        if values.ndim == 4:
             low, high = values.flatten(1).aminmax(dim=1)
-            found.append(~(low.isfinite() & high.isfinite()))
-    return reduce(torch.logical_or, found) if found else None
+            return ~(low.isfinite() & high.isfinite())
+    return None
 
 
-def _invalid_rows(output: Any, decided: Tensor | None, n: int) -> Tensor:
-    found = broken_rows(output, decided)
+def _invalid_rows(output: Any, n: int) -> Tensor:
+    found = broken_rows(output)
     return torch.zeros(n, dtype=torch.bool) if found is None else found
 
 
-def refuse_broken(
-    output: Any, decided: Tensor | None, exits: int | Tensor, samples: Tensor | None = None
-) -> None:
-    """Raise if a row's output or confidence is not valid; the message is about the first one.
+def refuse_broken(output: Any, exits: int | Tensor, samples: Tensor | None = None) -> None:
+    """Raise if a row's output is not valid; the message is about the first one.
 
     Parameters
     ----------
-    decided : (n,), optional
-        Confidences at which the samples exited.
     exits : int or (n,)
         Exits of the samples.
     samples : (n,), optional
         Their numbers, for the error; positions by default.
     """
-    broken = broken_rows(output, decided)
+    broken = broken_rows(output)
     if broken is None or not broken.any():
         return
     rows = broken.nonzero()[:, 0]
     row = int(rows[0])
     exit_index = exits if isinstance(exits, int) else int(exits[row])
     named: list[int] = (rows if samples is None else samples[rows.to(samples.device)]).tolist()
-    own = broken_rows(output)
-    if own is not None and own[row]:
-        refuse_output(exit_index, *named)
-    refuse_confidence(exit_index, *named)
+    refuse_output(exit_index, *named)
 
 
 def refuse_output(exit_index: int, sample: int, *others: int) -> NoReturn:
@@ -293,12 +284,12 @@ def refuse_output(exit_index: int, sample: int, *others: int) -> NoReturn:
     )
 
 
-def refuse_confidence(exit_index: int, sample: int, *others: int) -> NoReturn:
-    """Raise for samples whose answers are not valid; the first one's confidence is NaN."""
+def refuse_confidence(exit_index: int, sample: int) -> NoReturn:
+    """Raise for a sample whose confidence is NaN, which a record must not hold."""
     raise InvalidSampleError(
-        f"The confidence of exit {exit_index + 1} is NaN for sample {_and_others(sample, others)}:"
+        f"The confidence of exit {exit_index + 1} is NaN for sample {sample}:"
         " look for NaN and very large numbers in its inputs, or run in a wider dtype.",
-        [sample, *others],
+        [sample],
     )
 
 

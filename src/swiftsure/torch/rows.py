@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from swiftsure.exits import reaches
+
 __all__ = ["Decision", "copy_rows", "decide", "has_triton", "row_buffer"]
 
 MAX_FUSED = 8192
@@ -87,7 +89,7 @@ def decide(
 ) -> None:
     """Decide which rows leave at an exit, and where rows and answers go.
 
-    `scores` is None at the last exit, where all rows leave. NaN leaves, so that it is noticed.
+    `scores` is None at the last exit, where all rows leave.
     """
     b, n_answers = len(it.ids), len(it.exits) - 1
     if has_triton(it.ids) and b <= MAX_FUSED:
@@ -123,7 +125,7 @@ def decide(
         assert it.fill is not None and it.next_ids is not None  # noqa: S101, PT018
         assert it.flags is not None and it.places is not None  # noqa: S101, PT018
         n_places = len(it.next_ids) - 1
-        staying = valid & (scores <= level if strict else scores < level)
+        staying = valid & (~reaches(scores, level, strict=strict))
         leaving = valid & ~staying
         place = (it.fill + staying.cumsum(0) - 1) % n_places
         it.flags.copy_(staying)

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from swiftsure._lib import checks
 from swiftsure.certify.policy import Policy
+from swiftsure.exits import exits_in_use, reaches
 from swiftsure.monitor import Monitor
 from swiftsure.run import PolicyBinding
 from swiftsure.torch.audit import Auditor
@@ -26,7 +27,12 @@ from swiftsure.torch.marking import run_marking
 from swiftsure.torch.modes import inference, model_device, refuse_training
 from swiftsure.torch.replaying import ReplayedModel
 from swiftsure.torch.results import ExitOutput, Gathered, StreamResult, owned
-from swiftsure.torch.scoring import confidence, score_name
+from swiftsure.torch.scoring import (
+    MODEL_SCORE,
+    confidence,
+    score_name,
+    warn_of_probabilities,
+)
 from swiftsure.torch.staged import (
     StagedModel,
     device_of,
@@ -70,9 +76,10 @@ class EarlyExit(nn.Module):
     monitor : Monitor, optional
         Receives the audit losses. Must watch a consistency risk that the policy promises.
     on_invalid : {"raise", "mark"}
-        What to do with a sample whose confidence is NaN, whose logits are not finite, or on which
-        the model raises an error. "raise": an `InvalidSampleError`, or the model's error. "mark":
-        the sample is marked in the results' `invalid`, and all others are answered. A batch on
+        What to do with a sample whose answer's logits are not finite, or on which the model raises
+        an error. "raise": an `InvalidSampleError`, or the model's error. "mark": the sample is
+        marked in the results' `invalid`, and all others are answered. A sample whose confidence is
+        NaN never exits, so the full model answers it. A batch on
         which the model raises is then run again in halves, to find the samples; if it raises on
         every one of them, so does the call. A `Stream` raises a `StreamError` as always.
 
@@ -124,13 +131,14 @@ class EarlyExit(nn.Module):
         self.auditor = Auditor.of(audit, monitor, policy)
         self.on_invalid = checks.choice("on_invalid", on_invalid, ["raise", "mark"])
         self._thresholds = binding.exit_thresholds(model.n_exits)
+        self._used = exits_in_use(self._thresholds, strict=policy.strict, min_exit=policy.min_exit)
         binding.check_score(score)
         self.score = score_name("policy.score", str(policy.score))
         self.dtype = binding.dtype(dtype)
         binding.check_model(self._fingerprint)
         self._binding = binding
         self._weights = _Weights(model)
-        self._warned = False
+        self._warned = self._looked = False
         # Cached: walking the modules of a deep model takes as long as some of its layers.
         self._submodules = list(model.modules()) if isinstance(model, nn.Module) else []
         make = _compiled_stage if compile else partial
@@ -307,15 +315,21 @@ class EarlyExit(nn.Module):
                 stacklevel=4,
             )
 
+    def look_at(self, raw: Any) -> None:
+        """Warn, at the first answers, if the model gives probabilities where it should logits."""
+        if self._looked or not isinstance(raw, Tensor) or not len(raw):
+            return
+        self._looked = True
+        if self.score != MODEL_SCORE:
+            warn_of_probabilities(raw, stacklevel=6)
+
     def stage(self, exit_index: int, state: Any) -> Any:
         """Return the state at an exit, from the one before; runs the compiled stage if any."""
         return self._stages[exit_index](state)
 
     def may_fire(self, exit_index: int) -> bool:
         """Return whether any confidence can make a sample exit here."""
-        level = self._thresholds[exit_index]
-        reachable = level < 1.0 if self.policy.strict else level <= 1.0
-        return exit_index >= self.policy.min_exit and reachable
+        return exit_index in self._used
 
     def answer(self, exit_index: int, state: Any, n: int) -> Any:
         """Return an exit's output for n samples, after the policy's temperature."""
@@ -326,14 +340,10 @@ class EarlyExit(nn.Module):
     def part(
         self, exit_index: int, output: Any, ids: Tensor
     ) -> tuple[StreamResult | None, Tensor | None, Tensor]:
-        """Return (samples that exit or None, rows that stay or None, all confidences).
-
-        This is the exit rule on tensors. A NaN confidence exits, so that it shows up in the results
-        instead of going on unnoticed.
-        """
+        """Return (samples that exit or None, rows that stay or None, all confidences)."""
         scores = confidence(self.score, output)
         level = self._thresholds[exit_index]
-        staying = scores <= level if self.policy.strict else scores < level
+        staying = ~reaches(scores, level, strict=self.policy.strict)
         # The only synchronisation of an exit: later shapes depend on how many samples stay.
         n_stay = int(staying.sum())
         if n_stay == len(scores):
@@ -348,8 +358,11 @@ class EarlyExit(nn.Module):
 
     def _run(self, batch: Any) -> ExitOutput:
         if self.on_invalid == "raise":
-            return self._run_whole(batch)
-        return run_marking(self._run_whole, batch)
+            found = self._run_whole(batch)
+        else:
+            found = run_marking(self._run_whole, batch)
+        self.look_at(found.raw)
+        return found
 
     def _run_whole(self, batch: Any) -> ExitOutput:
         if self.captures is None or size_of(batch) == 0:

@@ -27,6 +27,7 @@ from torch import Tensor, special
 from swiftsure._lib import checks
 from swiftsure._lib.registry import Registry
 from swiftsure.scores import SHIFT, STEPS
+from swiftsure.scores import warn_of_probabilities as warn_of_rows
 from swiftsure.torch.staged import Scored, Tempered, plain_output
 
 __all__ = [
@@ -42,10 +43,14 @@ __all__ = [
     "score_name",
     "top1",
     "top_diff",
+    "warn_of_probabilities",
 ]
 
 MODEL_SCORE = "model"
 """Name of the score for confidences that the model computes itself."""
+
+MOST_LOOKED_AT = 64
+"""Rows of a first batch that tell logits from probabilities."""
 
 Score = Callable[[Tensor, float], Tensor]
 """Maps logits, (n, n_classes, ...), and a temperature to confidences."""
@@ -194,6 +199,14 @@ def confidence(name: str, output: Any) -> Tensor:
             f"`score` {name!r} needs outputs of shape {form}, but got {shape}: {_advice(values)}."
         )
     return measure(values, temperature)
+
+
+def warn_of_probabilities(output: Any, stacklevel: int = 4) -> None:
+    """Warn if a model's outputs, (n, n_classes, ...), are probabilities; waits for the device."""
+    if isinstance(output, Tensor) and output.ndim in (2, 4) and output.is_floating_point():
+        rows = output[:MOST_LOOKED_AT].detach().float().cpu().movedim(1, -1)
+        if rows.numel():
+            warn_of_rows(rows.numpy(), stacklevel, what="The model's outputs")
 
 
 def _own_confidence(output: Any) -> Tensor:

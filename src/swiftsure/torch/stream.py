@@ -83,10 +83,13 @@ class Stream(StageStream[StreamResult]):
         """Return the results of a call, which mark invalid samples if the `EarlyExit` does."""
         mark = self.fast.on_invalid
         try:
-            return [replace(each, on_invalid=mark) for each in run(*given)]
+            found = [replace(each, on_invalid=mark) for each in run(*given)]
         except StreamError as error:
             error.results = [replace(each, on_invalid=mark) for each in error.results]
             raise
+        for each in found[:1]:
+            self.fast.look_at(each.raw)
+        return found
 
     @property
     def pushed(self) -> int:
@@ -101,6 +104,7 @@ class Stream(StageStream[StreamResult]):
     def _run_ordered(self, batches: Iterable[Any]) -> Iterator[ExitOutput]:
         run = super()._run_ordered if self._captured is None else self._captured.run
         for out in run(batches):
+            self.fast.look_at(out.raw)
             yield replace(out, on_invalid=self.fast.on_invalid)
 
     def _size(self, batch: Any) -> int:

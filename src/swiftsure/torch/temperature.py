@@ -12,6 +12,7 @@ from swiftsure.torch.batches import Batch, moved
 from swiftsure.torch.losses import class_numbers, stacked_logits
 from swiftsure.torch.modes import model_device, refuse_training
 from swiftsure.torch.results import refuse_broken
+from swiftsure.torch.scoring import warn_of_probabilities
 from swiftsure.torch.staged import StagedModel, all_outputs, refuse_unstaged
 
 __all__ = ["fit_temperatures"]
@@ -59,8 +60,11 @@ def fit_temperatures(
                     "`loader` must give labels, to which temperatures are fitted, but gave none."
                 )
             found = stacked_logits(all_outputs(model, moved(batch.inputs, device))).double().cpu()
+            if not done:
+                for k in range(model.n_exits):
+                    warn_of_probabilities(found[:, k])
             for k in range(model.n_exits):
-                refuse_broken(found[:, k], None, k, done + torch.arange(len(found)))
+                refuse_broken(found[:, k], k, done + torch.arange(len(found)))
             truth = class_numbers(torch.as_tensor(batch.labels).cpu(), len(found), found.shape[2])
             _refuse_masked_labels(found, truth, done)
             done += len(found)

@@ -7,9 +7,10 @@ import swiftsure as ss
 from swiftsure.losses import LOSSES
 from swiftsure.text import (
     BigLittle,
-    CalmRule,
+    CalmModel,
     Rollback,
     Speculative,
+    Texts,
     fit_exit_heads,
     pair_fingerprint,
     self_draft,
@@ -69,13 +70,9 @@ def test_a_sweep_is_one_run_for_each_level(name, rule, grid, monkeypatch):
 
     monkeypatch.setattr(Passage, "run", counting)
     record = sweep_pair(
-        large,
-        small,
-        texts(N),
-        texts(N, seed=1),
-        tokenizer=tokenizer(),
+        BigLittle(large, small, rule),
+        Texts(texts(N), tokenizer(), texts(N, seed=1)),
         thresholds=grid[1:],  # 0 is put before them
-        rule=rule,
         losses=["token_f1", "rouge_l", "bleu"],
         max_new_tokens=8,
     )
@@ -119,20 +116,14 @@ def test_models_run_once_on_what_runs_have_in_common(name, monkeypatch):
     assert fewer < passes / 3
 
 
-def small_sweep(pair, **options):
-    known = {
-        "tokenizer": tokenizer(),
-        "thresholds": [0.5, 4.0],
-        "max_new_tokens": 6,
-        "rule": EAGER,
-        "losses": ["rouge_l"],
-    }
-    given = options.pop("texts", texts(5))
-    return sweep_pair(*pair, given, **known | options)
+def small_sweep(pair, given=None, *, rule=EAGER, tokenizers=None, **options):
+    known = {"thresholds": [0.5, 4.0], "max_new_tokens": 6, "losses": ["rouge_l"]}
+    made = BigLittle(*pair, rule, tokenizers=tokenizers)
+    return sweep_pair(made, given or Texts(texts(5), tokenizer()), **known | options)
 
 
 def test_the_fallback_threshold_of_the_paper():
-    record = small_sweep(PAIRS["T5"](), rule=None, texts=texts(2))
+    record = small_sweep(PAIRS["T5"](), given=Texts(texts(2), tokenizer()), rule=None)
     assert record.settings["fallback"] == 0.5
     assert record.settings["scheme"] == "rollback"
 
@@ -140,7 +131,9 @@ def test_the_fallback_threshold_of_the_paper():
 @pytest.mark.parametrize("ids", [None, [0, 1]])
 def test_a_sweep_remembers_whether_ids_were_given(ids, tmp_path):
     record = small_sweep(
-        PAIRS["T5"](), texts=texts(2), ids=ids, run=ss.RunOptions(shards=tmp_path, shard_size=1)
+        PAIRS["T5"](),
+        Texts(texts(2), tokenizer(), ids=ids),
+        run=ss.RunOptions(shards=tmp_path, shard_size=1),
     )
     assert record.ids.tolist() == [0, 1]
     assert record.has_ids == (ids is not None)
@@ -149,7 +142,7 @@ def test_a_sweep_remembers_whether_ids_were_given(ids, tmp_path):
 @pytest.fixture(scope="module")
 def calibrated():
     pair = PAIRS["T5"]()
-    record = small_sweep(pair, texts=texts(40))
+    record = small_sweep(pair, Texts(texts(40), tokenizer()))
     return pair, record, ss.calibrate(record, risk="consistency", loss="rouge_l", epsilon=0.5)
 
 
@@ -200,11 +193,9 @@ def test_policies_of_others(calibrated):
         fast.generate(**given, eos_token_id=None)
     assert fast.generate(**given, eos_token_id=[EOS]).runs == fast.generate(**given).runs
     exits = sweep(
-        large,
-        texts(3),
-        tokenizer=tokenizer(),
+        CalmModel(large),
+        Texts(texts(3), tokenizer()),
         thresholds=[0.5],
-        rule=CalmRule(None),
         generation={"max_new_tokens": 3},
     )
     with pytest.raises(ValueError, match="not made for bild but for calm"):
@@ -213,9 +204,9 @@ def test_policies_of_others(calibrated):
 
 def test_a_killed_sweep_goes_on(tmp_path, monkeypatch):
     pair = PAIRS["Llama"]()
-    same = {"references": texts(5, seed=1), "groups": [0, 0, 1, 1, 2]}
-    wanted = small_sweep(pair, **same)
-    options = same | {"run": ss.RunOptions(shards=tmp_path / "shards", shard_size=2)}
+    given = Texts(texts(5), tokenizer(), texts(5, seed=1))
+    wanted = small_sweep(pair, given)
+    options = {"given": given, "run": ss.RunOptions(shards=tmp_path / "shards", shard_size=2)}
     encoded = []
 
     def killing(given, *rest):
@@ -224,7 +215,7 @@ def test_a_killed_sweep_goes_on(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return encode(given, *rest)
 
-    monkeypatch.setattr("swiftsure.text.text_sweep.encode", killing)
+    monkeypatch.setattr("swiftsure.text.inputs.encode", killing)
     with pytest.raises(KeyboardInterrupt):
         small_sweep(pair, **options)
     assert len(list((tmp_path / "shards").glob("*.parquet"))) == 1
@@ -234,11 +225,10 @@ def test_a_killed_sweep_goes_on(tmp_path, monkeypatch):
         for key, values in getattr(wanted, name).items():
             np.testing.assert_allclose(getattr(record, name)[key], values)
     assert record.ids.tolist() == wanted.ids.tolist()
-    assert record.groups.tolist() == [0, 0, 1, 1, 2]
     with pytest.raises(ValueError, match="another run, with other thresholds"):
         small_sweep(pair, **options, thresholds=[0.6, 4.0])
     with pytest.raises(ValueError, match="another run, with other data"):
-        small_sweep(pair, **options | {"groups": [0, 0, 1, 2, 2]})
+        small_sweep(pair, **options | {"given": Texts(texts(5), tokenizer())})
     with pytest.raises(ValueError, match="another run, with other settings"):
         small_sweep(pair, **options, rule=Rollback(None, fallback=0.2))
     with pytest.raises(ValueError, match="another run, with other model"):
@@ -248,10 +238,10 @@ def test_a_killed_sweep_goes_on(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"texts": []}, "must not be empty"),
-        ({"texts": ["w03", " "]}, "`texts` must not be empty, but number 1 is"),
-        ({"references": ["a"]}, "`references` must have one entry per text, 5, but got 1"),
-        ({"ids": [0, 1, 2, 3, 0]}, "`ids` must be unique"),
+        (
+            {"given": Texts(["w03", " "], tokenizer())},
+            "`texts` must not be empty, but number 1 is",
+        ),
         ({"thresholds": [2.0, 1.0]}, "must rise"),
         ({"thresholds": [-1.0, 1.0]}, "`threshold` must be at least 0"),
         ({"thresholds": []}, "list of numbers"),
@@ -269,15 +259,15 @@ def test_what_cannot_be_swept(options, message, tmp_path):
 def test_texts_that_the_draft_was_fitted_on():
     model, words, given = llama(layers=4), tokenizer(), texts(N)
     heads, others = (
-        fit_exit_heads(model, given[:n], words, exits=[1], max_new_tokens=4) for n in (2, 1)
+        fit_exit_heads(model, Texts(given[:n], words), exits=[1], max_new_tokens=4) for n in (2, 1)
     )
     draft = self_draft(model, 2, heads=heads)
-    options = {"tokenizer": words, "thresholds": [1.0], "max_new_tokens": 4}
+    options = {"thresholds": [1.0], "max_new_tokens": 4}
     with pytest.raises(
         ValueError, match=r"new to the draft's head, which saw 1 of them .*number 1"
     ):
-        sweep_pair(model, draft, [given[3], given[1]], **options)
-    record = sweep_pair(model, draft, given[2:], **options)
+        sweep_pair(BigLittle(model, draft), Texts([given[3], given[1]], words), **options)
+    record = sweep_pair(BigLittle(model, draft), Texts(given[2:], words), **options)
     assert record.n == N - 2
     # What is certified with this head is not certified with another, or with none.
     drafts = [draft, self_draft(model, 2, heads=others), self_draft(model, 2)]
@@ -290,4 +280,4 @@ def test_another_tokenizer():
     other = tokenizer()
     other.add_tokens(["w99"])
     with pytest.raises(ValueError, match="token 48 is missing"):
-        small_sweep(PAIRS["T5"](), small_tokenizer=other)
+        small_sweep(PAIRS["T5"](), tokenizers=(tokenizer(), other))

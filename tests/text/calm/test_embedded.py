@@ -10,7 +10,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import swiftsure as ss
 from experiments.calm.reproduce import SCORES, load_sweeps
-from swiftsure.text import CalmModel, CalmRule, MetaClassifier, sweep
+from swiftsure.text import CalmModel, CalmRule, MetaClassifier, Texts, sweep
 from swiftsure_zoo.records import CALM, TRANSLATOR
 
 CAPTIONS = [
@@ -92,14 +92,10 @@ def test_its_records_are_what_it_does(model, tokenizer, records, score):
     )
     some = [0, 2, 8, 16, 25]  # of the thresholds
     found = sweep(
-        model,
-        german,
-        english,
-        tokenizer=tokenizer,
+        CalmModel(model, RULES[score], classifier=classifier_of(score)),
+        Texts(german, tokenizer, english),
         thresholds=record.thresholds[some[1:]],
         losses=["bleu"],
-        rule=RULES[score],
-        classifier=classifier_of(score),
         generation={"max_new_tokens": 64},
     )
     assert found.fingerprint == record.fingerprint

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from swiftsure.text import CalmModel, ExitHeads, calm_fingerprint, fit_exit_heads, sweep, train_meta
+from swiftsure.text import (
+    CalmModel,
+    ExitHeads,
+    Texts,
+    calm_fingerprint,
+    fit_exit_heads,
+    sweep,
+    train_meta,
+)
 from swiftsure.text.decoder import decoder_of
 from swiftsure.text.exit_heads import scaled, solve_exit_heads
 from tests.text.builders import MODELS, batch, llama, t5
@@ -112,15 +120,15 @@ def test_fitted_heads_agree_more_than_none():
     """A deep model whose blocks add little: a linear map gets closer to its end."""
     model = llama(layers=6, initializer_range=0.35)
     data = texts(60)
-    heads = fit_exit_heads(model, data[:40], tokenizer(), max_new_tokens=12)
+    heads = fit_exit_heads(model, Texts(data[:40], tokenizer()), max_new_tokens=12)
     assert heads.exits == (0, 1, 2, 3, 4)
     assert not heads.training
     from swiftsure.text.calm.training import agreement_examples
 
-    with_heads = agreement_examples(model, data[:40], tokenizer(), heads=heads, max_new_tokens=12)[
-        1
-    ]
-    without = agreement_examples(model, data[:40], tokenizer(), max_new_tokens=12)[1]
+    with_heads = agreement_examples(
+        model, Texts(data[:40], tokenizer()), heads=heads, max_new_tokens=12
+    )[1]
+    without = agreement_examples(model, Texts(data[:40], tokenizer()), max_new_tokens=12)[1]
     assert with_heads.float().mean() > without.float().mean()
 
 
@@ -140,20 +148,20 @@ def test_heads_count_in_flops_and_fingerprints():
 
 def test_heads_are_saved_with_what_they_saw(tmp_path):
     model, data = llama(), texts(6)
-    heads = fit_exit_heads(model, data, tokenizer(), exits=[1], max_new_tokens=4)
+    heads = fit_exit_heads(model, Texts(data, tokenizer()), exits=[1], max_new_tokens=4)
     heads.save(tmp_path / "heads.safetensors")
     again = ExitHeads.load(tmp_path / "heads.safetensors")
     assert again.exits == (1,)
     assert again.trained_on == heads.trained_on
     states = torch.randn(3, 16)
     torch.testing.assert_close(again(1, states), heads(1, states))
-    arguments = {"tokenizer": tokenizer(), "thresholds": [0.5], "losses": ["rouge_l"]}
+    arguments = {"thresholds": [0.5], "losses": ["rouge_l"]}
+    fast = CalmModel(model, heads=heads)
     with pytest.raises(ValueError, match="new to the heads, which saw 6 of them"):
-        sweep(model, data, heads=heads, **arguments)
+        sweep(fast, Texts(data, tokenizer()), **arguments)
     record = sweep(
-        model,
-        [f"{text} b" for text in data],
-        heads=heads,
+        fast,
+        Texts([f"{text} b" for text in data], tokenizer()),
         generation={"max_new_tokens": 3},
         **arguments,
     )
@@ -162,9 +170,14 @@ def test_heads_are_saved_with_what_they_saw(tmp_path):
 
 def test_a_meta_classifier_judges_what_the_heads_say():
     model, data = llama(), texts(8)
-    heads = fit_exit_heads(model, data, tokenizer(), exits=[1, 2], max_new_tokens=4)
+    heads = fit_exit_heads(model, Texts(data, tokenizer()), exits=[1, 2], max_new_tokens=4)
     judge = train_meta(
-        model, data, tokenizer(), heads=heads, max_new_tokens=4, epochs=2, progress=False
+        model,
+        Texts(data, tokenizer()),
+        heads=heads,
+        max_new_tokens=4,
+        epochs=2,
+        progress=False,
     )
     out = CalmModel(model, 0.0, score="meta", classifier=judge, heads=heads).generate(
         **batch(2, model), max_new_tokens=4
@@ -181,4 +194,4 @@ def test_heads_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="must name blocks"):
         ExitHeads(16, [])
     with pytest.raises(ValueError, match="come before the last of 4 blocks"):
-        fit_exit_heads(model, texts(2), tokenizer(), exits=[3], max_new_tokens=3)
+        fit_exit_heads(model, Texts(texts(2), tokenizer()), exits=[3], max_new_tokens=3)

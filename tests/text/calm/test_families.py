@@ -7,7 +7,16 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from swiftsure.text import FAMILIES, CalmModel, Family, check_family, early_exits, fit_exit_heads
+from swiftsure.text import (
+    FAMILIES,
+    CalmModel,
+    Family,
+    Logits,
+    Texts,
+    check_family,
+    early_exits,
+    fit_exit_heads,
+)
 from tests.text.builders import (
     EOS,
     KINDS,
@@ -134,7 +143,7 @@ def test_skipped_blocks_do_not_run(name):
 @pytest.mark.parametrize("name", KINDS)
 def test_exit_heads_are_fitted(name):
     model = kind(name)
-    heads = fit_exit_heads(model, texts(12), tokenizer(), max_new_tokens=6)
+    heads = fit_exit_heads(model, Texts(texts(12), tokenizer()), max_new_tokens=6)
     output = CalmModel(model, 0.3, heads=heads).generate(**batch(3, model), max_new_tokens=6)
     assert output.sequences.shape[0] == 3
 
@@ -189,12 +198,12 @@ def test_a_declared_family_runs(monkeypatch):
     [
         (lambda: kind("Qwen3"), {"key_norm": None}, "the keys of block 0"),
         (lambda: kind("GPTNeoX"), {"fused": "in turn"}, "the keys of block 0"),
-        (lambda: kind("Gemma2"), {"soft_cap": None}, "the logits"),
-        (lambda: kind("Bart"), {"bias": None}, "the logits"),
-        (lambda: kind("Granite"), {"divisor": None}, "the logits"),
+        (lambda: kind("Gemma2"), {"logits": Logits()}, "the logits"),
+        (lambda: kind("Bart"), {"logits": Logits()}, "the logits"),
+        (lambda: kind("Granite"), {"logits": Logits()}, "the logits"),
         (lambda: kind("MBart"), {"block_norm": None}, "the keys of block 0"),
         (llama, {"positions": "learned"}, "the keys of block 0"),
-        (t5, {"scale_if": None}, "the logits"),
+        (t5, {"logits": Logits()}, "the logits"),
     ],
 )
 def test_a_wrong_family_is_noticed(build, wrong, message, monkeypatch):

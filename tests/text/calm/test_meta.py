@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from swiftsure.text import CalmModel, MetaClassifier, calm_fingerprint, train_meta
+from swiftsure.text import CalmModel, MetaClassifier, Texts, calm_fingerprint, train_meta
 from swiftsure.text.calm import training
 from swiftsure.text.calm.training import agreement_examples
 from swiftsure.text.inputs import encode
@@ -15,7 +15,7 @@ from tests.text.tokenizing import texts, tokenizer
 def test_examples_are_what_each_block_would_say(name):
     model = MODELS[name]()
     words, data = tokenizer(), texts(4)
-    states, labels = agreement_examples(model, data, words, max_new_tokens=5, batch_size=2)
+    states, labels = agreement_examples(model, Texts(data, words), max_new_tokens=5, batch_size=2)
     lengths = 0
     for text in data:
         output = CalmModel(model, None).generate(**encode([text], words, model), max_new_tokens=5)
@@ -32,7 +32,7 @@ def test_examples_are_what_each_block_would_say(name):
         model, CalmModel(model, -1.0).generate(**inputs, max_new_tokens=1).sequences, inputs
     )
     if model.config.is_encoder_decoder:
-        _, first = agreement_examples(model, data[:1], words, max_new_tokens=1)
+        _, first = agreement_examples(model, Texts(data[:1], words), max_new_tokens=1)
         assert bool(first[0]) == bool(full[0, 0] == early[0, 0])
 
 
@@ -40,15 +40,15 @@ def test_training_fits():
     model = t5()
     before = calm_fingerprint(model)
     data = texts(24)
-    judge = train_meta(model, data, tokenizer(), max_new_tokens=6, epochs=40, progress=False)
+    judge = train_meta(model, Texts(data, tokenizer()), max_new_tokens=6, epochs=40, progress=False)
     assert calm_fingerprint(model) == before
     assert not judge.training
     assert len(judge.trained_on) == len(set(data))
-    states, labels = agreement_examples(model, data, tokenizer(), max_new_tokens=6)
+    states, labels = agreement_examples(model, Texts(data, tokenizer()), max_new_tokens=6)
     with torch.no_grad():
         right = (judge(states).argmax(dim=1) == labels).float().mean()
     assert right > max(labels.float().mean(), 1 - labels.float().mean())
-    again = train_meta(model, data, tokenizer(), max_new_tokens=6, epochs=40, progress=False)
+    again = train_meta(model, Texts(data, tokenizer()), max_new_tokens=6, epochs=40, progress=False)
     assert torch.equal(judge.layers[0].weight, again.layers[0].weight)
 
 
@@ -58,7 +58,7 @@ def test_training_stops_before_it_learns_by_heart(monkeypatch):
     asked = []
 
     def coins(_model, chosen, *_args, **_kwargs):
-        asked.append(chosen)
+        asked.append(chosen.texts)
         n = 4 * len(chosen)
         states = torch.randn(n, 16, generator=drawn)
         return states, torch.randint(2, (n,), generator=drawn)
@@ -66,8 +66,8 @@ def test_training_stops_before_it_learns_by_heart(monkeypatch):
     monkeypatch.setattr(training, "agreement_examples", coins)
     data = texts(40)
     options = {"epochs": 200, "progress": False}
-    kept = train_meta(t5(), data, tokenizer(), held_out=0.25, **options)
-    learnt = train_meta(t5(), data, tokenizer(), held_out=0.0, **options)
+    kept = train_meta(t5(), Texts(data, tokenizer()), held_out=0.25, **options)
+    learnt = train_meta(t5(), Texts(data, tokenizer()), held_out=0.0, **options)
     assert [len(part) for part in asked] == [30, 10, 40]
     assert sorted(asked[0] + asked[1]) == sorted(data)
     assert len(kept.trained_on) == len(set(data))  # those held out too: they chose the epoch
@@ -77,7 +77,7 @@ def test_training_stops_before_it_learns_by_heart(monkeypatch):
     assert sure < 0.65
     assert surer > 0.8
     with pytest.raises(ValueError, match=r"`held_out` must be in \(0, 1\)"):
-        train_meta(t5(), data, tokenizer(), held_out=1.0)
+        train_meta(t5(), Texts(data, tokenizer()), held_out=1.0)
 
 
 def test_published_weights_without_biases():

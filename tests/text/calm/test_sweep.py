@@ -7,7 +7,7 @@ import pytest
 
 import swiftsure as ss
 from swiftsure.losses import LOSSES, Loss, LossRange
-from swiftsure.text import CalmModel, CalmRule, Decay, calm_fingerprint, sweep, train_meta
+from swiftsure.text import CalmModel, CalmRule, Decay, Texts, calm_fingerprint, sweep, train_meta
 from swiftsure.text.inputs import encode
 from tests.text.builders import MODELS, t5
 from tests.text.tokenizing import texts, tokenizer
@@ -59,12 +59,9 @@ def test_a_sweep_is_one_run_for_each_threshold(name, rule, options, monkeypatch)
 
     monkeypatch.setattr(CalmModel, "generate", counting)
     record = sweep(
-        model,
-        texts(N),
-        texts(N, seed=1),
-        tokenizer=tokenizer(),
+        CalmModel(model, rule),
+        Texts(texts(N), tokenizer(), texts(N, seed=1)),
         thresholds=GRID,
-        rule=rule,
         losses=["token_f1", "rouge_l"],
         generation=GENERATION | options,
         batch_size=3,
@@ -83,14 +80,10 @@ def test_a_sweep_is_one_run_for_each_threshold(name, rule, options, monkeypatch)
     np.testing.assert_allclose(record.costs["flops"], flops)
 
 
-def small(model, **options):
-    known = {
-        "tokenizer": tokenizer(),
-        "thresholds": [0.5, 0.1],
-        "generation": GENERATION,
-    }
-    given = options.pop("texts", texts(5))
-    return sweep(model, given, **known | options)
+def small(model, given=None, *, rule=None, classifier=None, **options):
+    known = {"thresholds": [0.5, 0.1], "generation": GENERATION}
+    fast = CalmModel(model, rule, classifier=classifier)
+    return sweep(fast, given or Texts(texts(5), tokenizer()), **known | options)
 
 
 def test_losses_of_ones_own():
@@ -99,7 +92,7 @@ def test_losses_of_ones_own():
         return np.abs(sizes - sizes[:, -1:]) / 1000
 
     loss = Loss("length", LossRange(0, 2), "prediction", against_last=length)
-    record = small(t5(), losses=[loss], references=texts(5))
+    record = small(t5(), Texts(texts(5), tokenizer(), texts(5)), losses=[loss])
     assert not record.losses
     assert record.inconsistency_ranges == {"length": LossRange(0, 2)}
     with pytest.raises(ValueError, match=r"'length' .* set the field `against_last` of its Loss"):
@@ -124,7 +117,7 @@ def test_batches_are_of_texts_of_like_length(monkeypatch):
 
     monkeypatch.setattr(CalmModel, "generate", noting)
     given = [" ".join(["w05"] * (2 + k % 2 * 5)) for k in range(8)]
-    small(t5(), texts=given, batch_size=4)
+    small(t5(), Texts(given, tokenizer()), batch_size=4)
     assert {mask.shape[1] for mask in masks[:2]} == {2, 7}
     assert all(mask.all() for mask in masks[:2])
 
@@ -132,7 +125,7 @@ def test_batches_are_of_texts_of_like_length(monkeypatch):
 def test_from_a_record_to_generation(tmp_path):
     """The whole way: sweep, calibrate, save, load, generate."""
     model, options = t5(), {"min_exit": 1, "look_at": (1, 2), "decay": Decay(6)}
-    record = small(model, texts=texts(80), rule=CalmRule(None, **options))
+    record = small(model, Texts(texts(80), tokenizer()), rule=CalmRule(None, **options))
     assert record.settings["look_at"] == [1, 2]
     policy = ss.calibrate(record, risk="consistency", loss="rouge_l", epsilon=0.6)
     policy.save(tmp_path / "policy.json")
@@ -148,8 +141,9 @@ def test_from_a_record_to_generation(tmp_path):
 def test_a_killed_sweep_goes_on(tmp_path, monkeypatch):
     model = t5()
     run = ss.RunOptions(shards=tmp_path / "shards", shard_size=2)
-    options = {"run": run, "batch_size": 2}
-    wanted = small(model, references=texts(5, seed=1), groups=[0, 0, 1, 1, 2])
+    given = Texts(texts(5), tokenizer(), texts(5, seed=1))
+    same = {"given": given, "run": run, "batch_size": 2}
+    wanted = small(model, given)
     encoded = []
 
     def killing(given, *rest):
@@ -158,8 +152,7 @@ def test_a_killed_sweep_goes_on(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return encode(given, *rest)
 
-    monkeypatch.setattr("swiftsure.text.text_sweep.encode", killing)
-    same = {"references": texts(5, seed=1), "groups": [0, 0, 1, 1, 2]} | options
+    monkeypatch.setattr("swiftsure.text.inputs.encode", killing)
     with pytest.raises(KeyboardInterrupt):
         small(model, **same)
     assert len(list((tmp_path / "shards").glob("*.parquet"))) == 2
@@ -169,7 +162,6 @@ def test_a_killed_sweep_goes_on(tmp_path, monkeypatch):
         for key, values in getattr(wanted, name).items():
             np.testing.assert_allclose(getattr(record, name)[key], values)
     assert record.ids.tolist() == wanted.ids.tolist()
-    assert record.groups.tolist() == [0, 0, 1, 1, 2]
     with pytest.raises(ValueError, match="another run, with other thresholds"):
         small(model, **same, thresholds=[0.6, 0.1])
     with pytest.raises(ValueError, match="another run, with other model"):
@@ -179,19 +171,15 @@ def test_a_killed_sweep_goes_on(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"texts": []}, "must not be empty"),
-        ({"texts": ["w03", " "]}, "number 1 is"),
+        ({"given": Texts(["w03", " "], tokenizer())}, "number 1 is"),
         (
-            {"tokenizer": tokenizer(model_max_length=3), "texts": ["w03 " * 5]},
+            {"given": Texts(["w03 " * 5], tokenizer(model_max_length=3))},
             "max_source_length=3",
         ),
-        ({"references": ["a"]}, "`references` must have one entry per text, 5, but got 1"),
-        ({"ids": [0, 1, 2, 3, 0]}, "`ids` must be unique"),
         ({"thresholds": [0.2, 0.5]}, "must fall"),
         ({"thresholds": [1.5, 0.5]}, "at most 1"),
         ({"thresholds": []}, "list of numbers"),
         ({"losses": ["rouge"]}, "Did you mean 'rouge_l'"),
-        ({"score": "saturation", "rule": CalmRule(None)}, "`rule` has score"),
     ],
 )
 def test_what_cannot_be_swept(options, message, tmp_path):
@@ -200,20 +188,36 @@ def test_what_cannot_be_swept(options, message, tmp_path):
     assert not list(tmp_path.iterdir())  # nothing was run
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"texts": []}, "must not be empty"),
+        ({"references": ["a"]}, "`references` must have one entry per text, 5, but got 1"),
+        ({"ids": [0, 1, 2, 3, 0]}, "`ids` must be unique"),
+    ],
+)
+def test_texts_that_do_not_match(options, message):
+    with pytest.raises(ValueError, match=message):
+        Texts(**{"texts": texts(5), "tokenizer": tokenizer()} | options)
+
+
+def test_a_bare_model_is_refused():
+    with pytest.raises(TypeError, match=r"`model` must be a CalmModel, .* but got T5"):
+        sweep(t5(), Texts(texts(5), tokenizer()), thresholds=[0.5])
+
+
 def test_long_texts_are_cut_where_told():
-    record = small(
-        t5(), texts=["w03 " * 50], tokenizer=tokenizer(model_max_length=30), max_source_length=10
-    )
-    assert record.n == 1
+    given = Texts(["w03 " * 50], tokenizer(model_max_length=30), max_source_length=10)
+    assert small(t5(), given).n == 1
 
 
 def test_a_classifier_never_calibrates_on_its_training_texts():
     model = t5()
     seen = texts(6)
-    judge = train_meta(model, seen, tokenizer(), max_new_tokens=4, epochs=1, progress=False)
-    options = {"score": "meta", "classifier": judge}
+    judge = train_meta(model, Texts(seen, tokenizer()), max_new_tokens=4, epochs=1, progress=False)
+    options = {"rule": CalmRule(score="meta"), "classifier": judge}
     with pytest.raises(ValueError, match="which saw 1 of them in training, number 4 first"):
-        small(model, texts=[*texts(4, seed=9), seen[3]], **options)
-    record = small(model, texts=texts(4, seed=9), **options)
+        small(model, Texts([*texts(4, seed=9), seen[3]], tokenizer()), **options)
+    record = small(model, Texts(texts(4, seed=9), tokenizer()), **options)
     assert record.settings["score"] == "meta"
     assert record.fingerprint == calm_fingerprint(model, judge) != calm_fingerprint(model)

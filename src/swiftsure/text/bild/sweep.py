@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from swiftsure._lib import checks
 from swiftsure.losses import Loss
@@ -13,9 +13,9 @@ from swiftsure.records import ThresholdRecord
 from swiftsure.run import RunBatch, RunOptions, Runs, sweep_grid
 from swiftsure.text.bild.model import BigLittle
 from swiftsure.text.bild.pair import pair_fingerprint
-from swiftsure.text.bild.rules import DraftRule, Rollback
+from swiftsure.text.bild.rules import DraftRule
 from swiftsure.text.exit_heads import HeadedNorm
-from swiftsure.text.inputs import refuse_seen
+from swiftsure.text.inputs import Texts, refuse_seen
 from swiftsure.text.text_sweep import TextSweep
 
 __all__ = ["sweep_pair"]
@@ -24,22 +24,14 @@ Array = NDArray[Any]
 
 
 def sweep_pair(
-    large: Any,
-    small: Any,
-    texts: Sequence[str],
-    references: Sequence[str | Sequence[str]] | None = None,
+    pair: BigLittle,
+    texts: Texts,
     *,
-    tokenizer: Any,
-    small_tokenizer: Any = None,
     thresholds: Sequence[float],
-    rule: DraftRule | None = None,
     losses: Sequence[str | Loss] = ("bleu",),
     max_new_tokens: int,
     eos_token_id: int | Sequence[int] | None = None,
-    max_source_length: int | None = None,
     seed: int = 0,
-    ids: ArrayLike | None = None,
-    groups: ArrayLike | None = None,
     run: RunOptions = RunOptions(),
 ) -> ThresholdRecord:
     """Generate at every level of a draft rule and return a record of losses and costs.
@@ -51,25 +43,20 @@ def sweep_pair(
 
     Parameters
     ----------
-    large, small : PreTrainedModel
-        As in `BigLittle`.
-    tokenizer : the tokenizer of both models
-    small_tokenizer : optional
-        The small model's, to check that it is the same.
+    pair : BigLittle
+        The two models and a draft rule, whose level is ignored.
+    texts : Texts
+        None that the draft's head was fitted on.
     thresholds : (K,)
         Levels, rising; 0 is added in front if it is missing.
-    rule : DraftRule, optional
-        `Rollback` with fallback threshold 0.5 by default; its level is ignored.
     max_new_tokens : int
         The policy will require the same.
     eos_token_id : int or ints, optional
         The model's by default; if given, the policy will require the same.
     seed : int
         For rules that sample.
-    texts, references, losses, max_source_length, ids, groups
+    losses, run
         As in `sweep`.
-    run : RunOptions
-        Shards, progress, and where the model runs.
 
     Returns
     -------
@@ -80,38 +67,35 @@ def sweep_pair(
     Raises
     ------
     ValueError
-        If the models do not match, a text is empty, too long or was used to fit the draft's head, a
-        level is out of range, or the shards come from another run.
+        If a text is empty, too long or was used to fit the draft's head, a level is out of range,
+        or the shards come from another run.
     """
-    chosen = rule if rule is not None else Rollback(None)
-    tokenizers = None if small_tokenizer is None else (tokenizer, small_tokenizer)
+    if not isinstance(pair, BigLittle):
+        raise TypeError(
+            f"`pair` must be a BigLittle(large, small, rule), but got {type(pair).__name__}."
+        )
     generation: dict[str, Any] = {"max_new_tokens": checks.count("max_new_tokens", max_new_tokens)}
     if eos_token_id is not None:
         generation["eos_token_id"] = eos_token_id
-    for part in small.modules():
+    for part in pair.small.modules():
         if isinstance(part, HeadedNorm):
             refuse_seen(texts, "draft's head", part.trained_on)
     levels = checks.numbers("thresholds", list(thresholds), np.float64)
     for level in levels.ravel().tolist():
-        chosen.check_level(level)
+        pair.rule.check_level(level)
     return _PairSweep(
         system=DraftRule.system,
         grid=sweep_grid(levels, 0.0),
-        dial=chosen.dial,
-        fingerprint=pair_fingerprint(large, small),
-        settings=chosen.settings() | {"generation": generation},
-        model=large,
-        tokenizer=tokenizer,
+        dial=pair.rule.dial,
+        fingerprint=pair_fingerprint(pair.large, pair.small),
+        settings=pair.rule.settings() | {"generation": generation},
+        model=pair.large,
         texts=texts,
-        references=references,
-        ids=ids,
-        groups=groups,
         losses=losses,
-        max_source_length=max_source_length,
         generation=generation,
         seed=seed,
         chunk_size=1,  # readers remember the runs of one text only
-        pair=BigLittle(large, small, chosen, tokenizers=tokenizers),
+        pair=pair,
     ).run(len(texts), run)
 
 
@@ -125,7 +109,7 @@ class _PairSweep(TextSweep):
         """Encode a text."""
         rule = self.pair.rule
         passage = self.pair.passage(
-            self.encoded(inputs)["input_ids"],
+            self.texts.encoded(inputs, self.model)["input_ids"],
             **self.generation,
             seed=self.seed,
             sequence=inputs.start,

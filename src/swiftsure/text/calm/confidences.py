@@ -7,6 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from swiftsure.exits import reaches
 from swiftsure.text.calm.looks import cosine, gap_and_token
 from swiftsure.text.calm.meta import MetaClassifier
 from swiftsure.text.calm.rules import CalmRule
@@ -137,7 +138,7 @@ class Softmax(Confidence):
         if head.bias is not None:
             short = short + head.bias[listed]
         scores = probability_gap(self.decoder.logits(short, listed))
-        candidates = (scores >= look.levels).nonzero().squeeze(1)
+        candidates = reaches(scores, look.levels).nonzero().squeeze(1)
         self.computed = None
         if len(candidates):
             logits = head(inputs[candidates])
@@ -194,7 +195,7 @@ class StaticShortlist:
     def checked(self, short: Tensor, whole: Tensor, levels: Tensor) -> Tensor:
         """Return the smaller confidence of list and vocabulary where the list's reaches a level."""
         gap = probability_gap(self.decoder.logits(whole))
-        return torch.where(short >= levels, torch.minimum(short, gap), short)
+        return torch.where(reaches(short, levels), torch.minimum(short, gap), short)
 
 
 class Saturation(Confidence):

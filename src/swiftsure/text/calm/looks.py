@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from swiftsure.exits import reaches
+
 __all__ = ["Batch", "cosine", "decide", "gap_and_token", "turn"]
 
 MAX_FUSED = 4096
@@ -124,7 +126,7 @@ def decide(scores: Tensor, segment: int, tokens: Tensor | None, it: Batch, *, st
             BLOCK=_power(n),
         )
         return
-    passed = scores > it.levels if strict else scores >= it.levels
+    passed = reaches(scores, it.levels, strict=strict)
     log.scatter_(0, (it.positions - it.first)[None], scores[None])
     if tokens is not None:
         it.found.copy_(torch.where(passed & ~it.exited, tokens, it.found))

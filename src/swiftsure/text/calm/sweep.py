@@ -1,7 +1,7 @@
 """`sweep`: run a model on texts at every threshold and record losses and costs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,10 @@ from swiftsure._lib import checks
 from swiftsure.losses import Loss
 from swiftsure.records import ThresholdRecord
 from swiftsure.run import RunBatch, RunOptions, Runs, same_exits, sweep_grid, threshold_levels
-from swiftsure.text.calm.meta import MetaClassifier
 from swiftsure.text.calm.model import CalmModel, calm_fingerprint
 from swiftsure.text.calm.results import Depths
 from swiftsure.text.calm.rules import CalmRule
-from swiftsure.text.exit_heads import ExitHeads
-from swiftsure.text.inputs import Source, refuse_seen
+from swiftsure.text.inputs import Source, Texts, refuse_seen
 from swiftsure.text.text_sweep import TextSweep
 
 __all__ = ["same_generation", "sweep"]
@@ -25,22 +23,13 @@ Array = NDArray[Any]
 
 
 def sweep(
-    model: Any,
-    texts: Sequence[str],
-    references: Sequence[str | Sequence[str]] | None = None,
+    model: CalmModel,
+    texts: Texts,
     *,
-    tokenizer: Any,
     thresholds: Sequence[float | None],
     losses: Sequence[str | Loss] = ("rouge_l",),
-    rule: CalmRule | None = None,
-    score: str | None = None,
-    classifier: MetaClassifier | None = None,
-    heads: ExitHeads | None = None,
-    max_source_length: int | None = None,
     generation: Mapping[str, Any] | None = None,
     seed: int = 0,
-    ids: ArrayLike | None = None,
-    groups: ArrayLike | None = None,
     batch_size: int = 8,
     run: RunOptions = RunOptions(),
 ) -> ThresholdRecord:
@@ -48,29 +37,18 @@ def sweep(
 
     Parameters
     ----------
-    model : PreTrainedModel
-        From a known family, in evaluation mode.
-    texts : (n,)
-        Not empty; texts that are too long are refused unless `max_source_length` cuts them.
-    references : (n,), optional
-        One or several per text, for the gap risk; without them only consistency is recorded.
-    tokenizer : the model's tokenizer
+    model : CalmModel
+        The model with its rule (score, decay and so on), classifier and exit heads; its threshold
+        is ignored. Policies will require the same.
+    texts : Texts
+        None that the classifier was trained on, or the heads were fitted on.
     thresholds : (K,)
         Safest first; the full model is added in front if it is missing.
     losses : names among "rouge_l", "token_f1", "bleu", or text `Loss` objects
-    rule : CalmRule, optional
-        Score, decay and so on; its threshold is ignored.
-    score : str, optional
-        Short for a rule with only this score.
-    classifier : MetaClassifier
-        For score "meta"; not trained on any of these texts.
-    heads : ExitHeads, optional
-        For a model that was not trained to exit early; not fitted on any of these texts.
     generation : mapping
         Options for `generate`, such as max_new_tokens; the policy will require the same.
     seed : int
         For sampling, with `do_sample=True` in `generation`.
-    ids, groups : (n,), optional
     run : RunOptions
         Shards, progress, and where the model runs; Ray actors take one shard at a time.
 
@@ -86,31 +64,27 @@ def sweep(
         If a text is empty or too long, the classifier or the heads were trained on one of them, or
         the shards come from another run.
     """
-    chosen = rule if rule is not None else CalmRule(None, score=score or "softmax")
-    if score is not None and score != chosen.score:
-        raise ValueError(f"`rule` has score {chosen.score!r}, but got {score!r}.")
-    for name, trained in (("classifier", classifier), ("heads", heads)):
+    if not isinstance(model, CalmModel):
+        raise TypeError(
+            "`model` must be a CalmModel, such as CalmModel(model, score='softmax'), but got"
+            f" {type(model).__name__}."
+        )
+    for name, trained in (("classifier", model.classifier), ("heads", model.heads)):
         if trained is not None:
             refuse_seen(texts, name, trained.trained_on)
-    fast = CalmModel(model, replace(chosen, threshold=None), classifier=classifier, heads=heads)
     options = dict(generation or {})
     return _CalmSweep(
         system=CalmRule.system,
         grid=sweep_grid(threshold_levels("thresholds", list(thresholds)), np.inf),
-        fingerprint=calm_fingerprint(model, classifier, heads),
-        settings=chosen.settings(fast.n_exits) | ({"generation": options} if options else {}),
-        model=model,
-        tokenizer=tokenizer,
+        fingerprint=calm_fingerprint(model.model, model.classifier, model.heads),
+        settings=model.rule.settings(model.n_exits) | ({"generation": options} if options else {}),
+        model=model.model,
         texts=texts,
-        references=references,
-        ids=ids,
-        groups=groups,
         losses=losses,
-        max_source_length=max_source_length,
         generation=options,
         seed=seed,
         batch_size=checks.count("batch_size", batch_size),
-        fast=fast,
+        fast=model,
     ).run(len(texts), run)
 
 
@@ -122,7 +96,7 @@ class _CalmSweep(TextSweep):
 
     def prepare(self, inputs: slice) -> RunBatch:
         """Encode the texts; an encoder runs once on each."""
-        source = Source(self.model, self.encoded(inputs), self.batch_size)
+        source = Source(self.model, self.texts.encoded(inputs, self.model), self.batch_size)
 
         def run(rows: NDArray[np.int64], columns: NDArray[np.int64]) -> Runs:
             given, levels = source.rows(rows.tolist()), self.grid[columns]

@@ -18,7 +18,7 @@ from swiftsure.text.calm.meta import MetaClassifier
 from swiftsure.text.calm.model import CalmModel, with_heads
 from swiftsure.text.decoder import Decoder, decoder_of
 from swiftsure.text.exit_heads import ExitHeads, solve_exit_heads
-from swiftsure.text.inputs import Source, encode, input_hashes
+from swiftsure.text.inputs import Source, Texts, input_hashes
 from swiftsure.torch.modes import refuse_training
 
 __all__ = ["agreement_examples", "fit_exit_heads", "train_meta"]
@@ -26,12 +26,10 @@ __all__ = ["agreement_examples", "fit_exit_heads", "train_meta"]
 
 def train_meta(
     model: Any,
-    texts: Sequence[str],
-    tokenizer: Any,
+    texts: Texts,
     *,
     heads: ExitHeads | None = None,
     max_new_tokens: int = 64,
-    max_source_length: int | None = None,
     batch_size: int = 8,
     epochs: int = 20,
     learning_rate: float = 3e-3,
@@ -48,9 +46,8 @@ def train_meta(
     ----------
     model : PreTrainedModel
         From a known family, in evaluation mode; it is not changed.
-    texts : texts
+    texts : Texts
         Not those used for calibration: `sweep` refuses texts that the classifier was trained on.
-    tokenizer : the model's tokenizer
     heads : ExitHeads, optional
         The exit heads that will be used.
     epochs : int
@@ -73,17 +70,15 @@ def train_meta(
     examples = partial(
         agreement_examples,
         model,
-        tokenizer=tokenizer,
         heads=heads,
         max_new_tokens=max_new_tokens,
-        max_source_length=max_source_length,
         batch_size=batch_size,
     )
-    inputs, labels = examples([texts[k] for k in order[n_held:]])
-    held = examples([texts[k] for k in order[:n_held]]) if n_held else None
+    inputs, labels = examples(texts.part(order[n_held:]))
+    held = examples(texts.part(order[:n_held])) if n_held else None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        classifier = MetaClassifier(inputs.shape[1], trained_on=input_hashes(texts))
+        classifier = MetaClassifier(inputs.shape[1], trained_on=input_hashes(texts.texts))
     head = decoder_of(model).head.weight
     classifier = classifier.to(head.device)
     optimizer = torch.optim.AdamW(classifier.parameters(), lr=learning_rate)
@@ -108,13 +103,11 @@ def train_meta(
 
 def fit_exit_heads(
     model: Any,
-    texts: Sequence[str],
-    tokenizer: Any,
+    texts: Texts,
     *,
     exits: Sequence[int] | None = None,
     ridge: float = 1e-3,
     max_new_tokens: int = 64,
-    max_source_length: int | None = None,
     batch_size: int = 8,
 ) -> ExitHeads:
     """Fit exit heads for a model that was not trained to exit early.
@@ -124,7 +117,7 @@ def fit_exit_heads(
 
     Parameters
     ----------
-    model, texts, tokenizer
+    model, texts
         As in `train_meta`: `sweep` refuses texts that the heads were fitted on.
     exits : ints, optional
         Blocks that get a head, 0-based; all but the last by default.
@@ -142,9 +135,7 @@ def fit_exit_heads(
     answers = _answer_states(
         model,
         texts,
-        tokenizer,
         max_new_tokens=max_new_tokens,
-        max_source_length=max_source_length,
         batch_size=batch_size,
     )
     heads = solve_exit_heads(
@@ -152,7 +143,7 @@ def fit_exit_heads(
         chosen,
         ridge=ridge,
         normed=decoder.family.norm is not None,
-        trained_on=input_hashes(texts),
+        trained_on=input_hashes(texts.texts),
     )
     return heads.to(decoder.head.weight)
 
@@ -160,8 +151,7 @@ def fit_exit_heads(
 @torch.no_grad()
 def agreement_examples(
     model: Any,
-    texts: Sequence[str],
-    tokenizer: Any,
+    texts: Texts,
     *,
     heads: ExitHeads | None = None,
     **generation: Any,
@@ -177,32 +167,28 @@ def agreement_examples(
     decoder = with_heads(decoder_of(model), heads)
     exits = range(len(decoder.blocks) - 1) if heads is None else heads.exits
     states, labels = [], []
-    for outputs in _answer_states(model, texts, tokenizer, **generation):
+    for outputs in _answer_states(model, texts, **generation):
         full = decoder.logits(decoder.head(decoder.head_input(outputs[-1]))).argmax(dim=1)
         for k in exits:
             scores = decoder.head(decoder.exit_input(k, outputs[k]))
             token = decoder.logits(scores).argmax(dim=1)
             states.append(decoder.norm(outputs[k]).float())
             labels.append((token == full).long())
-    if not states:
-        raise ValueError("`texts` must not be empty.")
     return torch.cat(states), torch.cat(labels)
 
 
 @torch.no_grad()
 def _answer_states(
     model: Any,
-    texts: Sequence[str],
-    tokenizer: Any,
+    texts: Texts,
     *,
     max_new_tokens: int = 64,
-    max_source_length: int | None = None,
     batch_size: int = 8,
 ) -> Iterator[list[Tensor]]:
     """Generate in full, and yield the states of generated tokens after every block."""
     full = CalmModel(model)
     for start in range(0, len(texts), checks.count("batch_size", batch_size)):
-        part = encode(texts[start : start + batch_size], tokenizer, model, max_source_length)
+        part = texts.encoded(slice(start, start + batch_size), model)
         given = Source(model, part, batch_size).rows(range(len(part["input_ids"])))
         output = full.generate(**given, max_new_tokens=max_new_tokens, do_sample=False, num_beams=1)
         yield _replay_states(full.decoder, given, output.sequences)

@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 
 import swiftsure as ss
-from swiftsure.cli.pickled_logits import convert_logits, read_pickled_logits
+from experiments.image_classification.pickled_logits import (
+    convert_logits,
+    main,
+    read_pickled_logits,
+)
 
 
 def published(n=40, exits=3, classes=5):
@@ -218,3 +222,12 @@ def test_repeated_parts_do_not_fill_the_memory(tmp_path):
     wide = torch.zeros(1).expand(3, 10**6, 10**6)
     for logits in (lists, wide):
         one_line(pickled(tmp_path, (logits, np.zeros(3))), "must hold arrays of numbers")
+
+
+def test_the_command_writes_what_calibrate_reads(tmp_path, monkeypatch, capsys):
+    logits, targets = published()
+    source, target = pickled(tmp_path, (logits, targets)), tmp_path / "logits.npz"
+    monkeypatch.setattr("sys.argv", ["pickled_logits", str(source), "-o", str(target)])
+    main()
+    assert "40 samples, 3 exits, 5 classes" in capsys.readouterr().out
+    assert ss.load_record(target).n == 40

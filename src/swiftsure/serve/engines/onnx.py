@@ -1,20 +1,29 @@
 """`OnnxEngine`: an exported model as the engine of a server, without PyTorch."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftsure.certify.policy import Policy
 from swiftsure.losses import LOSSES, PIXEL_LOSSES
 from swiftsure.onnx.runtime import EarlyExit
 from swiftsure.onnx.scoring import MODEL_SCORE, confidence
 from swiftsure.onnx.stages import Answer as HeadAnswer
 from swiftsure.onnx.trees import Form
 from swiftsure.scores import probabilities
-from swiftsure.serve.engine import Answer, Comparison, ExitCosts, InvalidRequestError
+from swiftsure.serve.engine import (
+    Answer,
+    AnyPolicy,
+    Comparison,
+    Description,
+    EngineOptions,
+    ExitCosts,
+    InvalidRequestError,
+)
+from swiftsure.serve.engines.by_slice import answer_by_slice, policies_of
 from swiftsure.serve.inputs import InputForm, Leaf
 
 __all__ = ["OnnxEngine"]
@@ -30,9 +39,11 @@ class OnnxEngine:
     """
 
     lanes = 1
+    policy: AnyPolicy
 
-    def __init__(self, fast: EarlyExit) -> None:
-        self.fast = fast
+    def __init__(self, fast: EarlyExit, *, name: str = "model") -> None:
+        self.fast, self.policy, self.name = fast, fast.policy, name
+        self._runtimes: dict[str | None, EarlyExit] = {None: fast}
         manifest = fast.stages.manifest
         self.n_exits = manifest.n_exits
         flops = manifest.flops  # the full model alone also runs early heads, which are small
@@ -40,18 +51,38 @@ class OnnxEngine:
         self.inputs = InputForm(_form(manifest.inputs))
 
     @classmethod
-    def load(cls, folder: str | Path, threads: int | None = None) -> "OnnxEngine":
-        """Return an engine for a folder from `swiftsure export`."""
-        return cls(EarlyExit.load(folder, threads=threads))
+    def load(cls, folder: str | Path, options: EngineOptions | None = None) -> Self:
+        """Return the engine of a folder from `swiftsure export`."""
+        chosen = options or EngineOptions()
+        chosen.refuse_unused("exported stages, which need no network", "providers", "threads")
+        providers = chosen.providers or None
+        fast = EarlyExit.load(folder, providers=providers, threads=chosen.threads)
+        return cls(fast, name=Path(folder).name)
 
-    @property
-    def policy(self) -> Policy:
-        """The policy in use."""
-        return self.fast.policy
+    def describe(self) -> Description:
+        """Return what goes in and out."""
+        outputs = {"outputs": {}, "prediction": {"type": "integer"}}
+        return Description(self.name, self.inputs.schema(), outputs, self.inputs.example())
 
-    def check(self, policy: Policy) -> None:
+    def measure(self) -> None:
+        """Time the exits and the full model, one request at a time."""
+        stages, sample = self.fast.stages, self.inputs.zeros()
+        best = np.full((2, self.n_exits), np.inf)
+        for _ in range(7):
+            state, spent = stages.begin(_batch([sample])), np.zeros((2, self.n_exits))
+            for k in range(self.n_exits):
+                start = time.perf_counter()
+                state = stages.advance(k, state)
+                middle = time.perf_counter()
+                stages.head(k, state)
+                spent[:, k] = middle - start, time.perf_counter() - middle
+            best = np.minimum(best, spent)
+        seconds, alone = np.cumsum(best.sum(axis=0)), best[0].sum() + best[1, -1]
+        self.costs["seconds"] = ExitCosts(tuple(seconds.tolist()), float(alone))
+
+    def check(self, policy: AnyPolicy) -> None:
         """Raise if a policy was made for another model."""
-        self._with(policy)
+        self._runtimes_of(policy)
 
     def check_loss(self, loss: str) -> None:
         """Raise if a loss cannot be computed without PyTorch, from class logits."""
@@ -63,20 +94,32 @@ class OnnxEngine:
                 " audits (--audit 0)."
             )
 
-    def install(self, policy: Policy) -> None:
+    def install(self, policy: AnyPolicy) -> None:
         """Use another policy for the same stages."""
-        self.fast = self._with(policy)
+        self._runtimes, self.policy = self._runtimes_of(policy), policy
+        self.fast = next(iter(self._runtimes.values()))
 
-    def _with(self, policy: Policy) -> EarlyExit:
-        fast = EarlyExit(self.fast.stages, policy, audit=self.fast.auditor)
-        if fast.bound_to_network:
-            fast.check()
-        return fast
+    def _runtimes_of(self, policy: AnyPolicy) -> dict[str | None, EarlyExit]:
+        """Return a runtime for each slice that a policy has."""
+        found = {}
+        for name, own in policies_of(policy).items():
+            found[name] = EarlyExit(self.fast.stages, own, audit=self.fast.auditor)
+            if found[name].bound_to_network:
+                found[name].check()
+        return found
 
-    def answer(self, samples: Sequence[Any], *, full: bool) -> list[Answer | InvalidRequestError]:
+    def answer(
+        self, samples: Sequence[Any], *, full: bool, slices: Sequence[str | None] = ()
+    ) -> list[Answer | InvalidRequestError]:
         """Return one answer per sample."""
+        runtimes = {} if full else self._runtimes
+        return answer_by_slice(samples, slices, runtimes, self._run)
+
+    def _run(
+        self, samples: Sequence[Any], fast: EarlyExit | None
+    ) -> list[Answer | InvalidRequestError]:
         try:
-            return list(self._full(samples) if full else self._early(samples))
+            return list(self._full(samples) if fast is None else self._early(samples, fast))
         except ValueError as error:
             if len(samples) > 1:
                 raise  # the batcher runs each sample alone
@@ -93,8 +136,8 @@ class OnnxEngine:
         lost = LOSSES.choose(loss).function("against_last")(both[None])[0, 0]
         return Comparison(float(lost), both[0].tolist(), both[1].tolist())
 
-    def _early(self, samples: Sequence[Any]) -> list[Answer]:
-        out = self.fast(_batch(samples))
+    def _early(self, samples: Sequence[Any], fast: EarlyExit) -> list[Answer]:
+        out = fast(_batch(samples))
         last = self.n_exits - 1
         scores = self._last_scores(out.raw, len(samples))
         for row in np.flatnonzero(out.exits < last):

@@ -2,17 +2,25 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from swiftsure.certify.policy import Policy
 from swiftsure.losses import LOSSES
 from swiftsure.scores import probabilities
-from swiftsure.serve.engine import Answer, Comparison, ExitCosts, InvalidRequestError
+from swiftsure.serve.engine import (
+    Answer,
+    AnyPolicy,
+    Comparison,
+    Description,
+    EngineOptions,
+    ExitCosts,
+    InvalidRequestError,
+)
+from swiftsure.serve.engines.by_slice import answer_by_slice, policies_of
 from swiftsure.serve.inputs import InputForm
 from swiftsure.torch import EarlyExit
 from swiftsure.torch.audit import Audit
@@ -38,55 +46,87 @@ class TorchEngine:
     """
 
     lanes = 1
+    policy: AnyPolicy
 
-    def __init__(self, fast: EarlyExit, example: Any) -> None:
+    def __init__(self, fast: EarlyExit, example: Any, *, name: str | None = None) -> None:
         if fast.on_invalid != "mark":
             raise ValueError('`fast` must be an EarlyExit with on_invalid="mark".')
-        self.fast = fast
+        self.fast, self.policy = fast, fast.policy
+        self._runtimes: dict[str | None, EarlyExit] = {None: fast}
+        self.name = name or type(fast.model).__name__
         self.n_exits = fast.model.n_exits
         form = pytree.tree_map(
             lambda leaf: (tuple(leaf.shape[1:]), _numpy_dtype(leaf.dtype)), example
         )
         self.inputs = InputForm(form)
         self._device = model_device(fast.model) or torch.device("cpu")
-        self.costs = self._costs(example)
+        self._one = pytree.tree_map(lambda leaf: leaf[:1].to(self._device), example)
+        with fast.context(self._one):
+            flops, full = exit_and_full_flops(fast.model, self._one)
+        self.costs = {"flops": ExitCosts(tuple(flops.tolist()), full)}
 
     @classmethod
-    def from_pretrained(
-        cls, folder: str | Path, *, network: nn.Module | None = None
-    ) -> "TorchEngine":
-        """Return an engine for a folder from `EarlyExit.save_pretrained`.
+    def load(cls, folder: str | Path, options: EngineOptions | None = None) -> Self:
+        """Return the engine of a folder from `EarlyExit.save_pretrained`."""
+        from swiftsure.torch import pretrained
 
-        Parameters
-        ----------
-        folder : path
-        network : nn.Module, optional
-            The network to load weights into, if it is not one of transformers.
-        """
-        from swiftsure.torch.pretrained import example_batch
+        chosen = options or EngineOptions()
+        chosen.refuse_unused(
+            "a PyTorch model", "network", "device", "compile", "capture", "threads"
+        )
+        network = None if chosen.network is None else chosen.network()
+        model, policy = pretrained.load(folder, network=network)
+        if policy is None:
+            raise ValueError(f"`folder` must hold a policy, but {folder} has none.")
+        fast = EarlyExit(
+            model.to(chosen.device),
+            policy,
+            on_invalid="mark",
+            compile=chosen.compile,
+            capture=chosen.capture,
+        )
+        return cls(fast, pretrained.example_batch(model), name=Path(folder).name)
 
-        fast = EarlyExit.from_pretrained(folder, network=network, on_invalid="mark")
-        return cls(fast, example_batch(fast.model))
+    def describe(self) -> Description:
+        """Return what goes in and out."""
+        outputs = {"outputs": {}, "prediction": {"type": "integer"}}
+        return Description(self.name, self.inputs.schema(), outputs, self.inputs.example())
 
-    @property
-    def policy(self) -> Policy:
-        """The policy in use."""
-        return self.fast.policy
+    def measure(self) -> None:
+        """Time the exits and the full model, one request at a time."""
+        model = self.fast.model
+        with self.fast.context(self._one):
+            seconds = exit_seconds(model, self._one, repeats=5, score=self.fast.score)
+            full = full_seconds(model, self._one, repeats=5)
+        self.costs["seconds"] = ExitCosts(tuple(seconds.tolist()), full)
 
-    def check(self, policy: Policy) -> None:
+    def check(self, policy: AnyPolicy) -> None:
         """Raise if a policy was made for another network."""
-        self.fast.with_policy(policy)
+        self._runtimes_of(policy)
 
     def check_loss(self, loss: str) -> None:
         """Raise if a loss cannot be computed from tensors."""
         LOSSES.choose(loss).function("tensors.against_last")
 
-    def install(self, policy: Policy) -> None:
+    def install(self, policy: AnyPolicy) -> None:
         """Use another policy for the same network."""
-        self.fast = self.fast.with_policy(policy)
+        self._runtimes, self.policy = self._runtimes_of(policy), policy
+        self.fast = next(iter(self._runtimes.values()))
 
-    def answer(self, samples: Sequence[Any], *, full: bool) -> list[Answer | InvalidRequestError]:
-        """Return one answer per sample; samples of different shapes run in separate batches."""
+    def _runtimes_of(self, policy: AnyPolicy) -> dict[str | None, EarlyExit]:
+        """Return a runtime for each slice that a policy has; all share compiled stages."""
+        return {name: self.fast.with_policy(own) for name, own in policies_of(policy).items()}
+
+    def answer(
+        self, samples: Sequence[Any], *, full: bool, slices: Sequence[str | None] = ()
+    ) -> list[Answer | InvalidRequestError]:
+        """Return one answer per sample, in separate batches by slice and by shape."""
+        runtimes = {} if full else self._runtimes
+        return answer_by_slice(samples, slices, runtimes, self._by_shape)
+
+    def _by_shape(
+        self, samples: Sequence[Any], fast: EarlyExit | None
+    ) -> list[Answer | InvalidRequestError]:
         groups: dict[Any, list[int]] = {}
         for k, sample in enumerate(samples):
             shapes = tuple(leaf.shape for leaf in pytree.tree_leaves(sample))
@@ -94,7 +134,7 @@ class TorchEngine:
         answers: dict[int, Answer | InvalidRequestError] = {}
         for rows in groups.values():
             batch = self._batch([samples[k] for k in rows])
-            answers.update(zip(rows, self._run(batch, len(rows), full), strict=True))
+            answers.update(zip(rows, self._run(batch, len(rows), fast), strict=True))
         return [answers[k] for k in range(len(samples))]
 
     def compare(self, sample: Any, answer: Answer, loss: str) -> Comparison:
@@ -116,19 +156,6 @@ class TorchEngine:
         both = (probabilities(each[0].numpy()).tolist() for each in (served, full))
         return Comparison(lost, *both)
 
-    def _costs(self, example: Any) -> dict[str, ExitCosts]:
-        """Measure what one request costs at each exit, and in the full model alone."""
-        one = pytree.tree_map(lambda leaf: leaf[:1].to(self._device), example)
-        model = self.fast.model
-        with self.fast.context(one):
-            flops, alone = exit_and_full_flops(model, one)
-            seconds = exit_seconds(model, one, repeats=5, score=self.fast.score)
-            full = full_seconds(model, one, repeats=5)
-        return {
-            "flops": ExitCosts(tuple(flops.tolist()), alone),
-            "seconds": ExitCosts(tuple(seconds.tolist()), full),
-        }
-
     def _batch(self, samples: list[Any]) -> Any:
         return pytree.tree_map(
             lambda *leaves: torch.from_numpy(np.stack(leaves)).to(self._device), *samples
@@ -142,10 +169,12 @@ class TorchEngine:
         n = pytree.tree_leaves(batch)[0].shape[0]
         return plain_output(self.fast.answer(self.n_exits - 1, state, n))
 
-    def _run(self, batch: Any, n: int, full: bool) -> list[Answer | InvalidRequestError]:
+    def _run(
+        self, batch: Any, n: int, fast: EarlyExit | None
+    ) -> list[Answer | InvalidRequestError]:
         try:
-            if not full:
-                return self._answers(self.fast(batch))
+            if fast is not None:
+                return self._answers(fast(batch))
             with self.fast.context(batch):
                 output = self._full(batch)
                 last = torch.full((n,), self.n_exits - 1)

@@ -1,9 +1,11 @@
-"""Convert the authors' precomputed logits, pickles of (logits, targets), to npz files.
+"""Convert the authors' precomputed logits, pickles of (logits, targets), to npz files:
+`python -m experiments.image_classification.pickled_logits imagenet.p -o logits.npz`.
 
 Reading a pickle can run any code. This reader allows only arrays and tensors and refuses anything
-else. No other part of the library reads pickles.
+else.
 """
 
+import argparse
 import io
 import os
 import pickle  # noqa: TID251  (restricted below to arrays)
@@ -19,6 +21,15 @@ from swiftsure._lib import checks
 from swiftsure._lib.files import atomic_write, max_unpacked, shortened
 
 __all__ = ["convert_logits", "read_pickled_logits"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("source", type=Path)
+    parser.add_argument("--output", "-o", type=Path, default=Path("logits.npz"))
+    arguments = parser.parse_args()
+    samples, exits, classes = convert_logits(arguments.source, arguments.output)
+    print(f"{samples:,} samples, {exits} exits, {classes:,} classes: {arguments.output}")
 
 
 def convert_logits(
@@ -179,3 +190,7 @@ TORCH_PARTS = {
 
 def _kind(value: object) -> str:
     return f"a {type(value).__name__}"
+
+
+if __name__ == "__main__":
+    main()
