@@ -107,7 +107,10 @@ def test_a_cancelled_sequence_frees_its_row(score, device):
     next(iter(first))
     first.cancel()
     second.cancel()
-    assert (first.ended, first.result, second.tokens) == (True, None, [])
+    assert first.ended
+    assert second.ended
+    assert first.result.exit_layers.shape[1] == len(first.tokens)
+    assert (second.tokens, second.result) == ([], None)
     list(third)
     check_same(fast, third, inputs, 2, **options)
     assert first.tokens == alone(fast, inputs, 0, **options)[0][: len(first.tokens)]
@@ -125,3 +128,24 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="`eos_token_id` and `pad_token_id` must be the same"):
         together.submit(prompt, max_new_tokens=2, eos_token_id=[1, 2, 3])
     assert list(together.submit(prompt, max_new_tokens=TOKENS, eos_token_id=1))
+
+
+def test_policies_of_running_sequences_may_differ():
+    """The full model, and another threshold, beside sequences under the first one."""
+    fast = fast_model(MODELS["T5"](), RULES["softmax"])
+    inputs = batch(3, fast.model)
+    sources = [single(inputs, row)["input_ids"] for row in range(3)]
+    together = ContinuousBatch(fast, **ROOM)
+    early = CalmModel(fast.model, -1.0)
+    running = [
+        together.submit(sources[0], **OPTIONS),
+        together.submit(sources[1], full=True, **OPTIONS),
+        together.submit(sources[2], under=early, **OPTIONS),
+    ]
+    while together.step():
+        pass
+    for row, system in enumerate([fast, CalmModel(fast.model, None), early]):
+        check_same(system, running[row], inputs, row, **OPTIONS)
+    other = CalmModel(fast.model, 0.5, score="saturation")
+    with pytest.raises(ValueError, match="must differ from the batch's system by its dial only"):
+        together.submit(sources[0], under=other)

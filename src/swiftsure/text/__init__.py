@@ -24,6 +24,7 @@ from swiftsure.text.continuous import ContinuousBatch, Generation
 from swiftsure.text.decoder import check_family
 from swiftsure.text.exit_heads import ExitHeads
 from swiftsure.text.families import FAMILIES, Family, Logits
+from swiftsure.text.folder import load_system, save_system
 from swiftsure.text.inputs import Texts
 
 __all__ = [
@@ -52,7 +53,9 @@ __all__ = [
     "check_family",
     "early_exits",
     "fit_exit_heads",
+    "load_system",
     "pair_fingerprint",
+    "save_system",
     "self_draft",
     "sweep",
     "sweep_pair",

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -31,9 +32,13 @@ class Written(Protocol):
 class Rows(Protocol):
     """What a batch needs from a system: rows in which sequences are generated."""
 
-    model: Any
+    models: Sequence[Any]
+    """The models that run."""
 
-    def prepare(self, input_ids: Tensor, **options: Any) -> Any:
+    def takes(self, system: Any) -> bool:
+        """Return whether sequences can run under another system's policy beside the others."""
+
+    def prepare(self, system: Any, input_ids: Tensor, *, full: bool, **options: Any) -> Any:
         """Check and prepare the generation of one sequence."""
 
     def join(self, row: int, asked: Any) -> Sequence[Written]:
@@ -59,7 +64,7 @@ class Generation:
     ended : bool
         Whether no more will come.
     result : Depths or BildRun, optional
-        How the sequence was generated; None before its end, or if it was cancelled.
+        How the sequence was generated; None before its end, or if it never began.
     """
 
     def __init__(self, batch: "ContinuousBatch") -> None:
@@ -80,7 +85,7 @@ class Generation:
             self._batch.step()
 
     def cancel(self) -> None:
-        """Stop the generation and free its row."""
+        """End the generation here, and free its row."""
         self._batch.cancel(self)
 
 
@@ -88,7 +93,7 @@ class ContinuousBatch:
     """Generates many sequences, each of which begins and ends at a time of its own.
 
     A sequence that ends frees its row at once, and the next one takes it while the others go on.
-    The tokens are those of `generate` with this sequence alone. Not for several threads at once.
+    The tokens are those of `generate` with this sequence alone. Call it from one thread at a time.
 
     Parameters
     ----------
@@ -121,9 +126,9 @@ class ContinuousBatch:
     def __init__(
         self, system: Any, *, rows: int = 8, positions: int = 512, source: int = 512
     ) -> None:
-        checks.count("rows", rows)
+        self.rows = checks.count("rows", rows)
         checks.count("positions", positions, 2)
-        self.rows = rows
+        self.system = system
         self._rows: Rows = system.rows(rows, positions, source)
         self._free = list(range(rows))
         self._waiting: deque[tuple[Generation, Any]] = deque()
@@ -133,23 +138,33 @@ class ContinuousBatch:
         """Return how many sequences run or wait."""
         return len(self._running) + len(self._waiting)
 
-    def submit(self, input_ids: Tensor, **options: Any) -> Generation:
-        """Add a sequence; arguments are those of the system's `generate`.
+    def submit(
+        self, input_ids: Tensor, *, full: bool = False, under: Any = None, **options: Any
+    ) -> Generation:
+        """Add a sequence.
 
         Parameters
         ----------
         input_ids : (1, positions)
             A prompt or a source, without padding.
+        full : bool
+            Run the full model, or the large one of a pair alone.
+        under : CalmModel or BigLittle, optional
+            Another system of the same models, whose policy applies to this sequence.
         **options
-            As for `generate`.
+            As for the system's `generate`.
 
         Raises
         ------
         ValueError
-            If `generate` would refuse them, or the batch has not as many positions.
+            If `generate` would refuse them, the batch has not as many positions, or the other
+            system differs by more than its dial.
         """
-        with exclusive(self._rows.model):
-            asked = self._rows.prepare(input_ids, **options)
+        system = self.system if under is None else under
+        if not self._rows.takes(system):
+            raise ValueError("`under` must differ from the batch's system by its dial only.")
+        with self._exclusive():
+            asked = self._rows.prepare(system, input_ids, full=full, **options)
         generation = Generation(self)
         self._waiting.append((generation, asked))
         return generation
@@ -160,7 +175,7 @@ class ContinuousBatch:
         Returns nothing only if no sequence is left.
         """
         found: list[Written] = []
-        with exclusive(self._rows.model):
+        with self._exclusive():
             while self._waiting and self._free:
                 generation, asked = self._waiting.popleft()
                 row = self._free.pop(0)
@@ -172,12 +187,19 @@ class ContinuousBatch:
         return changed
 
     def cancel(self, generation: Generation) -> None:
-        """Stop a generation that runs or waits."""
+        """End a generation that runs or waits."""
         self._waiting = deque(each for each in self._waiting if each[0] is not generation)
         for row, running in list(self._running.items()):
             if running is generation:
                 self._end(row)
         generation.ended = True
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        with ExitStack() as held:
+            for model in self._rows.models:
+                held.enter_context(exclusive(model))
+            yield
 
     def _note(self, found: Sequence[Written]) -> list[Generation]:
         changed: dict[int, Generation] = {}
@@ -185,11 +207,11 @@ class ContinuousBatch:
             generation = changed[each.row] = self._running[each.row]
             generation.tokens.append(each.token)
             if each.ended:
-                generation.result, generation.ended = self._rows.result(each.row), True
                 self._end(each.row)
         return list(changed.values())
 
     def _end(self, row: int) -> None:
-        del self._running[row]
+        generation = self._running.pop(row)
+        generation.result, generation.ended = self._rows.result(row), True
         self._rows.leave(row)
         self._free.append(row)

@@ -1,8 +1,8 @@
 """Early-exit generations that join and leave a running batch: the rows of a `ContinuousBatch`."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,6 +13,9 @@ from swiftsure.text.calm.capture import CapturedDecoding, Plan, Prepared
 from swiftsure.text.calm.loops import Found, Loop
 from swiftsure.text.calm.results import Depths
 from swiftsure.text.static_decoder import StaticShape
+
+if TYPE_CHECKING:
+    from swiftsure.text.calm.model import CalmModel
 
 __all__ = ["CalmRows"]
 
@@ -28,40 +31,40 @@ class CalmRows:
 
     Parameters
     ----------
+    fast : CalmModel
+        Whose policy applies by default.
     captured : CapturedDecoding
-    asked : callable
-        Checks the options of a generation.
-    levels : callable
-        Returns thresholds as an array.
     shape : StaticShape
     """
 
-    def __init__(
-        self,
-        captured: CapturedDecoding,
-        asked: Callable[..., dict[str, Any]],
-        levels: Callable[[Sequence[float | None] | None], NDArray[np.float32]],
-        shape: StaticShape,
-    ) -> None:
-        self.captured, self.shape = captured, shape
-        self.model = captured.decoder.model
-        self._asked, self._levels = asked, levels
+    def __init__(self, fast: "CalmModel", captured: CapturedDecoding, shape: StaticShape) -> None:
+        self.fast, self.captured, self.shape = fast, captured, shape
+        self.models = (fast.model,)
         self._loops: dict[bool, Loop] = {}
         """By whether the host sees each token before the next one begins."""
         self._plan: Plan | None = None
         self._running: dict[int, tuple[Loop, _Asked]] = {}
 
+    def takes(self, fast: Any) -> bool:
+        """Return whether another system can run here: one that differs by its threshold only."""
+        own = self.fast
+        parts = own.model is fast.model and own.heads is fast.heads
+        rule = replace(own.rule, threshold=fast.rule.threshold)
+        return bool(parts and own.classifier is fast.classifier and rule == fast.rule)
+
     def prepare(
         self,
+        fast: "CalmModel",
         input_ids: Tensor,
         *,
+        full: bool,
         thresholds: Sequence[float | None] | None = None,
         seed: int = 0,
         sequence_ids: Sequence[int] | None = None,
         **options: Any,
     ) -> _Asked:
         """Check and prepare a generation of one sequence; arguments are those of `generate`."""
-        options = self._asked(input_ids, options, seed, sequence_ids)
+        options = fast.asked(input_ids, options, seed, sequence_ids)
         prepared = self.captured.prepare(options)
         n, prompt = prepared.input_ids.shape
         if n != 1:
@@ -82,7 +85,7 @@ class CalmRows:
         known = self._plan.ends, self._plan.pad
         if (prepared.plan.ends, prepared.plan.pad) != known:
             raise ValueError("`eos_token_id` and `pad_token_id` must be the same for all.")
-        return _Asked(prepared, self._levels(thresholds))
+        return _Asked(prepared, fast.levels([None] if full else thresholds))
 
     @torch.inference_mode()
     def join(self, row: int, asked: _Asked) -> list[Found]:

@@ -149,10 +149,10 @@ class CalmModel:
         **options
             For `generate`; the policy's own options need not be repeated.
         """
-        options = self._asked(input_ids, options, seed, sequence_ids)
+        options = self.asked(input_ids, options, seed, sequence_ids)
         if self._captured is not None:
             with exclusive(self.model):
-                sequences, trace = self._captured.generate(options, self._levels(thresholds))
+                sequences, trace = self._captured.generate(options, self.levels(thresholds))
             return CalmOutput(sequences, trace.summary(self.decoder, self._confidence))
         config = options.get("generation_config") or self.model.generation_config
         ends = end_tokens(self.model, options.get("eos_token_id", config.eos_token_id))
@@ -165,9 +165,9 @@ class CalmModel:
         """Return rows whose generations join and leave at any time; see `ContinuousBatch`."""
         limits = CaptureLimits() if self._captured is None else self._captured.budget.limits
         captured = CapturedDecoding(self.decoder, self.rule, self._confidence, limits)
-        return CalmRows(captured, self._asked, self._levels, captured.shape(n, positions, source))
+        return CalmRows(self, captured, captured.shape(n, positions, source))
 
-    def _asked(
+    def asked(
         self,
         input_ids: Tensor | None,
         options: dict[str, Any],
@@ -188,10 +188,11 @@ class CalmModel:
 
     def engine(self, thresholds: Sequence[float | None] | None, ends: Iterable[int]) -> Engine:
         """Return the engine that runs the decoder's blocks for one generation."""
-        levels = self._levels(thresholds)
+        levels = self.levels(thresholds)
         return Engine(self.decoder, self.rule, self._confidence, levels, ends)
 
-    def _levels(self, thresholds: Sequence[float | None] | None) -> NDArray[np.float32]:
+    def levels(self, thresholds: Sequence[float | None] | None) -> NDArray[np.float32]:
+        """Return thresholds, the rule's by default."""
         given = self.rule.threshold if thresholds is None else thresholds
         return threshold_levels("thresholds", given)
 
