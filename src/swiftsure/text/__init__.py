@@ -20,9 +20,11 @@ from swiftsure.text.calm.results import CalmOutput, Depths
 from swiftsure.text.calm.rules import CalmRule, Decay
 from swiftsure.text.calm.sweep import sweep
 from swiftsure.text.calm.training import fit_exit_heads, train_meta
+from swiftsure.text.continuous import ContinuousBatch, Generation
 from swiftsure.text.decoder import check_family
 from swiftsure.text.exit_heads import ExitHeads
 from swiftsure.text.families import FAMILIES, Family, Logits
+from swiftsure.text.folder import load_system, save_system
 from swiftsure.text.inputs import Texts
 
 __all__ = [
@@ -34,12 +36,14 @@ __all__ = [
     "CalmModel",
     "CalmOutput",
     "CalmRule",
+    "ContinuousBatch",
     "Decay",
     "Depths",
     "DraftRule",
     "EarlyExits",
     "ExitHeads",
     "Family",
+    "Generation",
     "Logits",
     "MetaClassifier",
     "Rollback",
@@ -49,7 +53,9 @@ __all__ = [
     "check_family",
     "early_exits",
     "fit_exit_heads",
+    "load_system",
     "pair_fingerprint",
+    "save_system",
     "self_draft",
     "sweep",
     "sweep_pair",

@@ -1,10 +1,13 @@
 """What both systems share of generation: options, sampling, and checks of token ids."""
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     LogitsProcessorList,
     TemperatureLogitsWarper,
@@ -20,9 +23,13 @@ __all__ = [
     "check_sequence_ids",
     "check_token_ids",
     "end_tokens",
+    "exclusive",
     "token_random",
     "warpers",
 ]
+
+_in_use: "WeakSet[nn.Module]" = WeakSet()
+_lock = threading.Lock()
 
 OUTPUT_OPTIONS = {
     "output_attentions",
@@ -120,3 +127,20 @@ def warpers(temperature: float, top_k: int, top_p: float) -> LogitsProcessorList
     if top_p < 1.0:
         found.append(TopPLogitsWarper(float(top_p)))
     return found
+
+
+@contextmanager
+def exclusive(model: nn.Module) -> Iterator[None]:
+    """Reserve a model: only one early-exit run at a time."""
+    with _lock:
+        if model in _in_use:
+            raise RuntimeError(
+                "`model` runs with early exits already: leave that context first, or use a copy of"
+                " the model."
+            )
+        _in_use.add(model)
+    try:
+        yield
+    finally:
+        with _lock:
+            _in_use.discard(model)

@@ -32,7 +32,7 @@ from swiftsure.text.sessions import Sessions
 from swiftsure.text.static_decoder import StaticShape
 from swiftsure.torch.capture import CaptureBudget, CaptureLimits, Recorder
 
-__all__ = ["CapturedDecoding", "Prepared"]
+__all__ = ["CapturedDecoding", "Plan", "Prepared"]
 
 UNSUPPORTED = ("inputs_embeds", "decoder_inputs_embeds", "token_type_ids", "streamer")
 """Arguments of `generate` that captured decoding does not take."""
@@ -222,21 +222,25 @@ class CapturedDecoding:
 
         On a GPU the device decides, unless the host has to see each token (`by_host`).
         """
-        recorder = self.recorder
-
-        def make() -> Loop:
-            kind = recorder.device.type
-            with recorder.buffers():
-                session = Session(
-                    self.decoder, self.rule, self.confidence, shape, len(plan.ends), recorder
-                )
-                if recorder.branches and session.shortlist is None and not by_host:
-                    return OnDevice(session)
-                return Queues(session, LARGEST_GROUP.get(kind, shape.n))
-
         key = shape, len(plan.ends), by_host
-        loop = self._loops.get(key, make, unlimited=recorder.captures)
+        loop = self._loops.get(
+            key,
+            lambda: self.new_loop(shape, plan, by_host=by_host),
+            unlimited=self.recorder.captures,
+        )
         loop.leave(range(shape.n))
+        loop.set_ends(plan.ends, plan.pad)
+        return loop
+
+    def new_loop(self, shape: StaticShape, plan: Plan, *, by_host: bool) -> Loop:
+        """Return a loop that no other generation shares."""
+        recorder, n_ends = self.recorder, len(plan.ends)
+        with recorder.buffers():
+            session = Session(self.decoder, self.rule, self.confidence, shape, n_ends, recorder)
+            if recorder.branches and session.shortlist is None and not by_host:
+                loop: Loop = OnDevice(session)
+            else:
+                loop = Queues(session, LARGEST_GROUP.get(recorder.device.type, shape.n))
         loop.set_ends(plan.ends, plan.pad)
         return loop
 

@@ -1,12 +1,10 @@
 """CALM: early-exit generation through a Hugging Face model's own `generate`."""
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
-from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +14,7 @@ from swiftsure.certify.policy import Policy
 from swiftsure.run import threshold_levels
 from swiftsure.text.calm.capture import CapturedDecoding
 from swiftsure.text.calm.confidences import confidence_of
+from swiftsure.text.calm.continuous import CalmRows
 from swiftsure.text.calm.engine import Engine
 from swiftsure.text.calm.meta import MetaClassifier
 from swiftsure.text.calm.results import CalmOutput, Depths
@@ -23,15 +22,18 @@ from swiftsure.text.calm.rules import CalmRule
 from swiftsure.text.calm.sampling import sampling_processors
 from swiftsure.text.decoder import Decoder, decoder_of
 from swiftsure.text.exit_heads import ExitHeads
-from swiftsure.text.generation import check_length, check_options, check_token_ids, end_tokens
+from swiftsure.text.generation import (
+    check_length,
+    check_options,
+    check_token_ids,
+    end_tokens,
+    exclusive,
+)
 from swiftsure.torch.capture import CaptureLimits
 from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.modes import refuse_training
 
 __all__ = ["CalmModel", "EarlyExits", "calm_fingerprint", "early_exits", "with_heads"]
-
-_models_in_use: "WeakSet[nn.Module]" = WeakSet()
-_lock = threading.Lock()
 
 
 class EarlyExits:
@@ -147,6 +149,32 @@ class CalmModel:
         **options
             For `generate`; the policy's own options need not be repeated.
         """
+        options = self.asked(input_ids, options, seed, sequence_ids)
+        if self._captured is not None:
+            with exclusive(self.model):
+                sequences, trace = self._captured.generate(options, self.levels(thresholds))
+            return CalmOutput(sequences, trace.summary(self.decoder, self._confidence))
+        config = options.get("generation_config") or self.model.generation_config
+        ends = end_tokens(self.model, options.get("eos_token_id", config.eos_token_id))
+        with _patched(self.engine(thresholds, ends)) as run:
+            found = self.model.generate(**options, do_sample=False)
+        sequences = found if isinstance(found, Tensor) else found.sequences
+        return CalmOutput(sequences, run.depths)
+
+    def rows(self, n: int, positions: int, source: int) -> CalmRows:
+        """Return rows whose generations join and leave at any time; see `ContinuousBatch`."""
+        limits = CaptureLimits() if self._captured is None else self._captured.budget.limits
+        captured = CapturedDecoding(self.decoder, self.rule, self._confidence, limits)
+        return CalmRows(self, captured, captured.shape(n, positions, source))
+
+    def asked(
+        self,
+        input_ids: Tensor | None,
+        options: dict[str, Any],
+        seed: int,
+        sequence_ids: Sequence[int] | None,
+    ) -> dict[str, Any]:
+        """Return the checked options for `generate`, with those of the policy."""
         options = self._with_policy_options(options)
         if input_ids is not None:
             options["input_ids"] = input_ids
@@ -156,22 +184,15 @@ class CalmModel:
             options |= sampling_processors(options, config, seed, sequence_ids)
         if self.model.training:
             refuse_training(self.model)
-        ends = end_tokens(self.model, options.get("eos_token_id", config.eos_token_id))
-        if self._captured is not None:
-            with _exclusive(self.model):
-                sequences, trace = self._captured.generate(options, self._levels(thresholds))
-            return CalmOutput(sequences, trace.summary(self.decoder, self._confidence))
-        with _patched(self.engine(thresholds, ends)) as run:
-            found = self.model.generate(**options, do_sample=False)
-        sequences = found if isinstance(found, Tensor) else found.sequences
-        return CalmOutput(sequences, run.depths)
+        return options
 
     def engine(self, thresholds: Sequence[float | None] | None, ends: Iterable[int]) -> Engine:
         """Return the engine that runs the decoder's blocks for one generation."""
-        levels = self._levels(thresholds)
+        levels = self.levels(thresholds)
         return Engine(self.decoder, self.rule, self._confidence, levels, ends)
 
-    def _levels(self, thresholds: Sequence[float | None] | None) -> NDArray[np.float32]:
+    def levels(self, thresholds: Sequence[float | None] | None) -> NDArray[np.float32]:
+        """Return thresholds, the rule's by default."""
         given = self.rule.threshold if thresholds is None else thresholds
         return threshold_levels("thresholds", given)
 
@@ -277,27 +298,10 @@ def _resolve_exit_rule(given: Policy | CalmRule | float | None, score: str | Non
 
 
 @contextmanager
-def _exclusive(model: nn.Module) -> Iterator[None]:
-    """Reserve a model: only one early-exit run at a time."""
-    with _lock:
-        if model in _models_in_use:
-            raise RuntimeError(
-                "`model` runs with early exits already: leave that context first, or use a copy of"
-                " the model."
-            )
-        _models_in_use.add(model)
-    try:
-        yield
-    finally:
-        with _lock:
-            _models_in_use.discard(model)
-
-
-@contextmanager
 def _patched(engine: Engine) -> Iterator[EarlyExits]:
     """Route the decoder, its blocks and the head through the engine within this context."""
     decoder = engine.decoder
-    with _exclusive(decoder.model), ExitStack() as undo:
+    with exclusive(decoder.model), ExitStack() as undo:
         for index, block in enumerate(engine.blocks):
             undo.enter_context(_replaced_forward(block, partial(engine.run_block, index)))
         undo.enter_context(_replaced_forward(decoder.stack, engine.run_stack))
