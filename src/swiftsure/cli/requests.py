@@ -115,10 +115,8 @@ def request_text(
         return RequestText.load(Path(options_given["request"]))
     promises = options_given["promise"]
     if not promises:
-        loss, epsilon = (
-            default if options_given.get(name) is None else options_given[name]
-            for name, default in (("loss", loss), ("epsilon", epsilon))
-        )
+        loss = loss if options_given.get("loss") is None else options_given["loss"]
+        epsilon = epsilon if options_given.get("epsilon") is None else options_given["epsilon"]
         promises = [_one_promise(loss, epsilon, options_given.get("risk", "gap"))]
     else:
         for name in ("loss", "epsilon", "risk"):
