@@ -39,6 +39,10 @@ def export(
     triton: Annotated[
         Path | None, optional("Also write a Triton model repository to this folder.")
     ] = None,
+    single_file: Annotated[
+        Path | None,
+        optional("Also write one ONNX file that exits by itself, for single samples."),
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Write a model as ONNX files that run without PyTorch.
@@ -52,7 +56,7 @@ def export(
 
         swiftsure export nets:build policy.json --data sets:few -o exported/
 
-        swiftsure export exported/ policy.json
+        swiftsure export exported/ policy.json --single-file model.onnx
     """
     from swiftsure.certify.policy import Policy
     from swiftsure.onnx import save_policy
@@ -61,7 +65,9 @@ def export(
     chosen = None if policy is None else Policy.load(policy)
     if Path(model).is_dir():
         if output not in (None, Path(model)) or data is not None or int8:
-            raise ValueError("An exported folder takes a policy and --triton, and nothing else.")
+            raise ValueError(
+                "An exported folder takes a policy, --triton and --single-file, and nothing else."
+            )
         target = Path(model)
         if chosen is not None:
             save_policy(target, chosen)
@@ -75,11 +81,15 @@ def export(
         from swiftsure.onnx.triton import write_repository
 
         write_repository(target, triton)
+    if single_file is not None:
+        from swiftsure.onnx import write_single_file
+
+        write_single_file(target, single_file)
     if json:
         print_json({"folder": str(target), **manifest.model_dump(include={"check", "int8"})})
         return
     print_text(_said(manifest))
-    print_text(f"Wrote {target}" + ("" if triton is None else f" and {triton}"))
+    print_text(f"Wrote {' and '.join(str(each) for each in (target, triton, single_file) if each)}")
 
 
 def _export(

@@ -15,6 +15,7 @@ from swiftsure.onnx.audit import Audit, Auditor
 from swiftsure.onnx.folder import Manifest, save_policy
 from swiftsure.onnx.results import ExitOutput, StreamResult
 from swiftsure.onnx.runtime import EarlyExit
+from swiftsure.onnx.single_file import write_single_file
 from swiftsure.onnx.stages import Stages
 from swiftsure.onnx.stream import Stream
 from swiftsure.run.streaming import StreamError
@@ -37,6 +38,7 @@ __all__ = [
     "collect",
     "export",
     "save_policy",
+    "write_single_file",
 ]
 
 

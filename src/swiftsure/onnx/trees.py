@@ -14,7 +14,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Form", "arrays_in", "build", "check_form", "describe", "samples_of"]
+__all__ = [
+    "Form",
+    "arrays_in",
+    "build",
+    "check_form",
+    "describe",
+    "leaf_names",
+    "leaves",
+    "samples_of",
+]
 
 Form = dict[str, Any]
 Array = NDArray[Any]
@@ -133,9 +142,30 @@ def build(form: Form, arrays: Sequence[Any]) -> Any:
 
 def samples_of(form: Form, n: int) -> list[Array]:
     """Return arrays of zeros for n samples, one for each array of a form."""
-    found: list[Array] = []
-    _mapped(form, lambda leaf: found.append(np.zeros((n, *leaf["shape"]), leaf["dtype"])))
+    return [np.zeros((n, *leaf["shape"]), leaf["dtype"]) for leaf in leaves(form)]
+
+
+def leaves(form: Form) -> list[Form]:
+    """Return the forms of the arrays in a form, in order."""
+    found: list[Form] = []
+    _mapped(form, found.append)
     return found
+
+
+def leaf_names(form: Form, name: str) -> list[str]:
+    """Return a name for each array: `name` for the only one, the keys of a dict, or numbered.
+
+    Examples
+    --------
+    >>> one = {"dtype": "int64", "shape": []}
+    >>> leaf_names(one, "input"), leaf_names({"tuple": [one, one]}, "input")
+    (['input'], ['input_0', 'input_1'])
+    """
+    if "dtype" in form:
+        return [name]
+    if "dict" in form and all("dtype" in each for each in form["dict"].values()):
+        return list(form["dict"])
+    return [f"{name}_{k}" for k in range(len(leaves(form)))]
 
 
 def _mapped(form: Form, function: Callable[[Form], Any]) -> Any:

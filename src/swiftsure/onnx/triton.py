@@ -30,6 +30,7 @@ from swiftsure.onnx.folder import (
 )
 from swiftsure.onnx.runtime import EarlyExit
 from swiftsure.onnx.stages import Stages, State
+from swiftsure.onnx.trees import leaves
 
 __all__ = ["TritonStages", "load", "write_repository"]
 
@@ -71,8 +72,8 @@ def write_repository(
     for file in (MANIFEST, POLICY, RUNTIME, CHECK):
         shutil.copyfile(source / file, place / EXPORTED / file)
     shutil.copyfile(Path(__file__).parent / "triton_model.py.txt", place / "model.py")
-    inputs = [(f"input_{k}", *_leaf(leaf)) for k, leaf in enumerate(_leaves(manifest.inputs))]
-    outputs = [(f"output_{k}", *_leaf(leaf)) for k, leaf in enumerate(_leaves(manifest.outputs))]
+    inputs = [(f"input_{k}", *_leaf(leaf)) for k, leaf in enumerate(leaves(manifest.inputs))]
+    outputs = [(f"output_{k}", *_leaf(leaf)) for k, leaf in enumerate(leaves(manifest.outputs))]
     outputs.append(("exits", "int64", [1]))
     config = _config(name, "backend", "python", max_batch_size, inputs, outputs)
     config += "dynamic_batching { max_queue_delay_microseconds: 1000 }\n"
@@ -187,12 +188,3 @@ def _config(
 
 def _leaf(form: dict[str, Any]) -> tuple[str, list[int]]:
     return form["dtype"], form["shape"]
-
-
-def _leaves(form: dict[str, Any]) -> list[dict[str, Any]]:
-    if "dtype" in form:
-        return [form]
-    if "value" in form:
-        return []
-    parts = form["dict"].values() if "dict" in form else form.get("tuple", form.get("list", []))
-    return [leaf for part in parts for leaf in _leaves(part)]
