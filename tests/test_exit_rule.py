@@ -140,7 +140,7 @@ def test_cascades():
         )
         runner = CascadeRunner([None, None], policy, "given")
         assert runner.leaves(0, confidence) == exits
-        assert runner.asked(0) == bool(can_exit(threshold, strict=strict))
+        assert runner.can_exit(0) == bool(can_exit(threshold, strict=strict))
 
 
 def test_an_exit_is_in_use_if_the_largest_confidence_exits_there():

@@ -8,8 +8,10 @@ import onnxruntime as ort
 import pytest
 import torch
 
+import swiftsure as ss
 from swiftsure import onnx
 from swiftsure.onnx import single_file
+from swiftsure.scores import LearnedScore
 from swiftsure.torch import Staged
 from tests.torch.builders import inputs, policy_of
 
@@ -51,7 +53,7 @@ def answers(path, x):
     return [np.concatenate(each) for each in zip(*found, strict=True)]
 
 
-def same(folder, path, x):
+def same(folder, path, x, within=0):
     fast = onnx.EarlyExit.load(folder)
     outputs, exits, confidences = answers(path, x)
     wanted = fast(x)
@@ -59,7 +61,7 @@ def same(folder, path, x):
     np.testing.assert_allclose(outputs, wanted.outputs, rtol=1e-5, atol=1e-6)
     left = wanted.exits < fast.policy.n_exits - 1
     decided = wanted.confidences[np.arange(len(x)), np.minimum(wanted.exits, 1)]
-    assert np.array_equal(confidences[left], decided[left])
+    np.testing.assert_allclose(confidences[left], decided[left], rtol=0, atol=within)
     assert np.isnan(confidences[~left]).all()
     return exits
 
@@ -99,6 +101,30 @@ def maps(tmp_path_factory):
     folder = tmp_path_factory.mktemp("maps") / "maps"
     onnx.export(Maps(), policy_of(0.0, 3, "mean_top1"), folder, example=images()[:2], threads=1)
     return folder
+
+
+def learned_policy(level, score):
+    """A policy whose score was learned, which its request holds."""
+    request = ss.Calibration(ss.Promise("zero_one", epsilon=0.05), rule=score)
+    return policy_of(level, 3, score.name, calibration=request)
+
+
+@pytest.mark.parametrize("features", [("top1", "log_ratio", "entropy"), ("top_diff",)])
+def test_a_learned_score_is_inside(with_policy, features):
+    weights = [[0.3, *(0.4 + 0.1 * k for k in range(len(features)))]] * 2
+    score = LearnedScore(features, weights)
+    x = inputs(40).numpy()
+    level = level_of(with_policy(learned_policy(0.0, score))[0], x)
+    exits = same(*with_policy(learned_policy(level, score)), x, within=2**-24)
+    assert len(set(exits.tolist())) > 1
+
+
+def test_a_learned_score_of_maps(with_policy, maps):
+    score = LearnedScore(("mean_top1", "patch_entropy"), [[0.3, 0.5, 0.2]])
+    x = images().numpy()
+    level = level_of(with_policy(learned_policy(0.0, score), maps)[0], x)
+    exits = same(*with_policy(learned_policy(level, score), maps), x, within=2**-24)
+    assert len(set(exits.tolist())) > 1
 
 
 def images():
@@ -146,3 +172,20 @@ def test_other_answers_than_the_stages_are_refused(exported, tmp_path, monkeypat
     with pytest.raises(ValueError, match="takes exit"):
         onnx.write_single_file(exported, tmp_path / "one.onnx", examples=inputs(40).numpy())
     assert not (tmp_path / "one.onnx").exists()
+
+
+def test_the_full_model_as_one_file_never_exits_early(tmp_path, exported):
+    path = onnx.write_single_file(exported, tmp_path / "full.onnx", full=True)
+    x = inputs(20).numpy()
+    outputs, exits, confidences = answers(path, x)
+    fast = onnx.EarlyExit.load(exported)
+    assert set(exits.tolist()) == {fast.last}
+    assert np.isnan(confidences).all()
+    full = fast.full_outputs(fast.stages.begin(x))[0]
+    np.testing.assert_allclose(outputs, full, rtol=1e-5, atol=1e-6)
+
+
+def test_no_path_of_this_machine_is_in_the_files(exported):
+    for file in exported.glob("*.onnx"):
+        assert b"site-packages" not in file.read_bytes()
+        assert __file__.encode() not in file.read_bytes()

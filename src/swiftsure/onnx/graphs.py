@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,8 +41,16 @@ def write_graph(module: nn.Module, tensors: Sequence[Tensor], path: Path) -> Non
     inputs = program.model.graph.inputs
     for value in [each for each in inputs if not each.uses() and not each.is_graph_output()]:
         inputs.remove(value)
+    _forget_source(program.model)
     size = sum(value.numel() * value.element_size() for value in module.state_dict().values())
     program.save(path, external_data=size > MAX_EMBEDDED)
+
+
+def _forget_source(model: Any) -> None:
+    """Remove what the exporter notes of each node: this machine's paths and lines of source."""
+    for graph in (model.graph, *model.functions.values()):
+        for node in graph.all_nodes():
+            node.metadata_props.clear()
 
 
 def quantise(path: Path) -> int:

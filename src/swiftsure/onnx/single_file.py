@@ -7,6 +7,7 @@ any ONNX Runtime (C++, phones, browsers), without Swiftsure.
 import inspect
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,11 @@ import numpy as np
 
 from swiftsure._lib import files
 from swiftsure._lib.files import atomic_write
-from swiftsure.exits import threshold_array
 from swiftsure.onnx.folder import CHECK, POLICY
 from swiftsure.onnx.runtime import EarlyExit
 from swiftsure.onnx.scoring import MODEL_SCORE
 from swiftsure.onnx.trees import arrays_in, build, leaf_names, leaves
-from swiftsure.scores import SHIFT, STEPS, patch, quantile
+from swiftsure.scores import SHIFT, STEPS, LearnedScore, patch, quantile
 
 __all__ = ["OPSET", "write_single_file"]
 
@@ -32,7 +32,11 @@ which confidence (float32; NaN at the last exit, where nothing is decided)."""
 
 
 def write_single_file(
-    folder: str | os.PathLike[str], path: str | os.PathLike[str], *, examples: Any = None
+    folder: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    examples: Any = None,
+    full: bool = False,
 ) -> Path:
     """Write an exported folder with its policy as one ONNX file that exits by itself.
 
@@ -48,6 +52,8 @@ def write_single_file(
         The file to write, such as "model.onnx".
     examples : optional
         A batch to check the file on, beside the samples that the folder keeps.
+    full : bool
+        Write the full model instead, which never exits early: to compare with.
 
     Returns
     -------
@@ -63,14 +69,15 @@ def write_single_file(
     import onnxruntime as ort
 
     fast = EarlyExit.load(folder)
-    model = _Writer(fast).model()
+    exits = [] if full else [k for k in range(fast.last) if fast.may_fire(k)]
+    model = _Writer(fast, exits).model()
     onnx.checker.check_model(model)
     options = ort.SessionOptions()
     options.log_severity_level = 3
     content = model.SerializeToString()
     session = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     for batch in [_kept_samples(fast), *([] if examples is None else [examples])]:
-        _compare(fast, session, batch)
+        _compare(fast, session, batch, full)
     with atomic_write(Path(path)) as temporary:
         temporary.write_bytes(content)
     return Path(path)
@@ -82,27 +89,36 @@ def _kept_samples(fast: EarlyExit) -> Any:
         return build(fast.stages.manifest.inputs, [kept[f"input_{k}"] for k in range(n)])
 
 
-def _compare(fast: EarlyExit, session: Any, batch: Any) -> None:
+def _compare(fast: EarlyExit, session: Any, batch: Any, full: bool) -> None:
     """Raise unless a session answers every sample of a batch as the stages do."""
     inputs = arrays_in(fast.stages.manifest.inputs, batch)
     names = leaf_names(fast.stages.manifest.inputs, "input")
     for row in range(len(inputs[0])):
         one = [array[row : row + 1] for array in inputs]
-        wanted = fast(build(fast.stages.manifest.inputs, one))
+        wanted_exit, wanted = _from_stages(fast, one, full)
         given = dict(zip(names, one, strict=True))
         known = {each.name for each in session.get_inputs()}
         *arrays, exit_, _ = session.run(None, {k: v for k, v in given.items() if k in known})
-        if exit_[0] != wanted.exits[0]:
+        if exit_[0] != wanted_exit:
             raise ValueError(
                 f"Sample {row} takes exit {exit_[0] + 1} in the single file, but exit"
-                f" {wanted.exits[0] + 1} in the stages."
+                f" {wanted_exit + 1} in the stages."
             )
-        for got, array in zip(arrays, wanted.raw, strict=True):
+        for got, array in zip(arrays, wanted, strict=True):
             if not np.allclose(got, array, rtol=1e-5, atol=1e-6, equal_nan=True):
                 raise ValueError(
                     f"Sample {row} gets another output in the single file than in the stages (the"
                     f" largest difference is {np.abs(got - array).max():.3g})."
                 )
+
+
+def _from_stages(fast: EarlyExit, sample: list[Any], full: bool) -> tuple[int, list[Any]]:
+    """Return the exit that one sample takes in the stages, and its arrays."""
+    batch = build(fast.stages.manifest.inputs, sample)
+    if full:
+        return fast.last, fast.full_outputs(fast.stages.begin(batch))
+    answered = fast(batch)
+    return int(answered.exits[0]), answered.raw
 
 
 # ----------------------------------------------------------------------------------- the file
@@ -147,17 +163,17 @@ class _Nodes:
 
     def over(self, operation: str, value: str, *axes: int, keep: bool = False) -> str:
         """Return the name of a sum, mean or extremum over axes."""
-        return self(operation, value, self.constant(np.int64(axes)), keepdims=int(keep))
+        return self(operation, value, self.constant(np.array(axes, np.int64)), keepdims=int(keep))
 
 
 class _Writer:
     """Puts the parts of a folder, and the decisions of its policy, into one graph."""
 
-    def __init__(self, fast: EarlyExit) -> None:
+    def __init__(self, fast: EarlyExit, exits: Sequence[int]) -> None:
         self.fast = fast
+        self.exits = exits
         self.manifest = fast.stages.manifest
-        self.thresholds = threshold_array(fast.policy.thresholds)
-        self.exits = [k for k in range(self.manifest.n_exits - 1) if fast.may_fire(k)]
+        self.thresholds = np.asarray(fast._thresholds, np.float32)
         self.outputs = [*leaf_names(self.manifest.outputs, "output"), EXIT, CONFIDENCE]
         self.imports: dict[str, int] = {"": OPSET}
         self.ir_version = 0
@@ -217,7 +233,7 @@ class _Writer:
         names = self._names(exit_index)
         arrays = self._part(graph, f"{k}/head/", self.manifest.parts[k].head, state)
         if k == self.manifest.n_exits - 1:
-            self._return(graph, k, arrays, graph.constant(np.float32([np.nan])), names)
+            self._return(graph, k, arrays, graph.constant(np.array([np.nan], np.float32)), names)
             return graph
         confidence = self._confidence(graph, k, arrays)
         level = graph.constant(self.thresholds[k])
@@ -293,11 +309,27 @@ class _Writer:
 
     def _confidence(self, graph: _Nodes, k: int, arrays: list[str]) -> str:
         """Add the score of an exit; return the name of the confidence, float32, (1,)."""
-        name = self.fast.score
-        if name == MODEL_SCORE:
-            return graph.cast(arrays[-1], np.float32)
+        score = self.fast.score
+        if not isinstance(score, LearnedScore):
+            return self._plain(graph, k, arrays, [score])[0]
+        found = self._plain(graph, k, arrays, score.inputs)
+        parts = [_Value(graph, graph.cast(each, np.float64)) for each in found]
+        learned = score.at(_Functions, k, dict(zip(score.inputs, parts, strict=True)))
+        return graph.cast(learned.name, np.float32)
+
+    def _plain(self, graph: _Nodes, k: int, arrays: list[str], names: Sequence[str]) -> list[str]:
+        """Add scores that were not learned; return the names of their values."""
         temperatures = self.fast.policy.temperatures
         temperature = 1.0 if temperatures is None else temperatures[k]
+        of_logits = [each for each in names if each != MODEL_SCORE]
+        shares = _softmax(graph, arrays[0], temperature) if of_logits else ""
+        found = {each: self._of_shares(graph, shares, each) for each in of_logits}
+        if MODEL_SCORE in names:
+            found[MODEL_SCORE] = graph.cast(arrays[-1], np.float32)
+        return [found[each] for each in names]
+
+    def _of_shares(self, graph: _Nodes, shares: str, name: str) -> str:
+        """Add a score of probabilities, or of each pixel's."""
         aggregate, _, of_pixel = name.partition("_")
         of_image = aggregate in AGGREGATES
         score = of_pixel if of_image else name
@@ -305,13 +337,78 @@ class _Writer:
             raise ValueError(
                 f"The score {name!r} has no form in a single file: run the folder instead."
             )
-        shares = _softmax(graph, arrays[0], temperature)
         value = _clipped(graph, _rounded(graph, SCORES[score](graph, shares)))
         if of_image:
             shape = leaves(self.manifest.outputs)[0]["shape"][1:]
             pixels = graph.cast(value, np.float64)  # from float32, as the pixels' scores are
             value = _clipped(graph, AGGREGATES[aggregate](graph, pixels, *shape))
         return value
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A value of a graph in float64, with the arithmetic of arrays."""
+
+    graph: _Nodes
+    name: str
+
+    def _with(self, operation: str, *others: "_Value | float", first: bool = True) -> "_Value":
+        names = [
+            each.name if isinstance(each, _Value) else self.graph.double(each) for each in others
+        ]
+        inputs = [self.name, *names] if first else [*names, self.name]
+        return _Value(self.graph, self.graph(operation, *inputs))
+
+    def __add__(self, other: "_Value | float") -> "_Value":
+        return self._with("Add", other)
+
+    def __radd__(self, other: float) -> "_Value":
+        return self._with("Add", other, first=False)
+
+    def __sub__(self, other: "_Value | float") -> "_Value":
+        return self._with("Sub", other)
+
+    def __rsub__(self, other: float) -> "_Value":
+        return self._with("Sub", other, first=False)
+
+    def __mul__(self, other: "_Value | float") -> "_Value":
+        return self._with("Mul", other)
+
+    def __rmul__(self, other: float) -> "_Value":
+        return self._with("Mul", other, first=False)
+
+    def __truediv__(self, other: "_Value | float") -> "_Value":
+        return self._with("Div", other)
+
+    def __rtruediv__(self, other: float) -> "_Value":
+        return self._with("Div", other, first=False)
+
+    def __neg__(self) -> "_Value":
+        return self._with("Neg")
+
+
+class _Functions:
+    """What features call of numpy or torch, on values of a graph."""
+
+    @staticmethod
+    def clip(value: _Value, low: float, high: float) -> _Value:
+        return value._with("Max", low)._with("Min", high)
+
+    @staticmethod
+    def exp(value: _Value) -> _Value:
+        return value._with("Exp")
+
+    @staticmethod
+    def floor(value: _Value) -> _Value:
+        return value._with("Floor")
+
+    @staticmethod
+    def log(value: _Value) -> _Value:
+        return value._with("Log")
+
+    @staticmethod
+    def log1p(value: _Value) -> _Value:
+        return (1.0 + value)._with("Log")
 
 
 # ---------------------------------------------------------------------------------- the scores
@@ -335,8 +432,8 @@ def _top_diff(graph: _Nodes, shares: str) -> str:
 
 def _two_largest(graph: _Nodes, shares: str) -> list[str]:
     """Return the largest and the second largest, each with an axis of length 1."""
-    two = graph("TopK", shares, graph.constant(np.int64([2])), outputs=2, axis=1)
-    return [graph("Gather", two, graph.constant(np.int64([k])), axis=1) for k in (0, 1)]
+    two = graph("TopK", shares, graph.constant(np.array([2], np.int64)), outputs=2, axis=1)
+    return [graph("Gather", two, graph.constant(np.array([k], np.int64)), axis=1) for k in (0, 1)]
 
 
 def _entropy(graph: _Nodes, shares: str) -> str:
@@ -374,8 +471,8 @@ def _mean(graph: _Nodes, pixels: str, _rows: int, _columns: int) -> str:
 def _quantile(graph: _Nodes, pixels: str, rows: int, columns: int) -> str:
     n, q = rows * columns, _default(quantile, "q")
     below = min(int((n - 1) * q), n - 2) if n > 1 else 0
-    flat = graph("Reshape", pixels, graph.constant(np.int64([1, n])))
-    k = graph.constant(np.int64([min(below + 2, n)]))
+    flat = graph("Reshape", pixels, graph.constant(np.array([1, n], np.int64)))
+    k = graph.constant(np.array([min(below + 2, n)], np.int64))
     lowest = graph("TopK", flat, k, outputs=2, axis=1, largest=0)
     one, two = (
         graph("Gather", lowest, graph.constant(min(place, n - 1)), axis=1)
@@ -389,12 +486,14 @@ def _patch(graph: _Nodes, pixels: str, rows: int, columns: int) -> str:
     size = _default(patch, "size")
     height, width = min(size, rows), min(size, columns)
     sums = graph("CumSum", graph("CumSum", pixels, graph.constant(1)), graph.constant(2))
-    table = graph("Pad", sums, graph.constant(np.int64([0, 1, 1, 0, 0, 0])), graph.double(0.0))
+    table = graph(
+        "Pad", sums, graph.constant(np.array([0, 1, 1, 0, 0, 0], np.int64)), graph.double(0.0)
+    )
 
     def corner(row: int, column: int) -> str:
-        first = np.int64([row, column])
-        last = np.int64([row + rows + 1 - height, column + columns + 1 - width])
-        axes = graph.constant(np.int64([1, 2]))
+        first = np.array([row, column], np.int64)
+        last = np.array([row + rows + 1 - height, column + columns + 1 - width], np.int64)
+        axes = graph.constant(np.array([1, 2], np.int64))
         return graph("Slice", table, graph.constant(first), graph.constant(last), axes)
 
     outer = graph("Add", corner(height, width), corner(0, 0))
