@@ -219,7 +219,7 @@ def test_a_sweep_goes_on_where_it_was_killed(tmp_path, generated, killed_loss):
         ({"first": 1}, "first"),
         ({"run": {"shard_size": 1}}, "shard_size"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
 def test_shards_of_another_run_are_refused(tmp_path, changes, named):
     options = {"model": deediff(network()), "n": 2, "thresholds": [0.5], "losses": ["mse"]}
