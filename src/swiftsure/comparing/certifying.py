@@ -82,9 +82,9 @@ def compare(
     measure = str(measures.pop())
     record = Columns.of(columns).record(measure, full=full, costs=costs, values=values, order=seed)
     (loss,) = record.losses
-    promises = [
+    promises = tuple(
         replace(each, loss=loss) if isinstance(each, Promise) else each for each in request.promises
-    ]
+    )
     policy: Any = replace(request, promises=promises).run(record)
     found: Policy = policy
     return found
