@@ -24,14 +24,15 @@ from swiftsure.certify.policy import Policy
 from swiftsure.certify.slices import SlicedPolicy
 from swiftsure.monitor import request_ids
 from swiftsure.serve.alarms import alarm_hook
+from swiftsure.serve.audit_log import AuditLog, audit_monitor, policy_version
 from swiftsure.serve.audits import AuditQueue
 from swiftsure.serve.engine import AnyPolicy
-from swiftsure.serve.guarding import Guard, PolicyStore
 from swiftsure.serve.http import RefusedError, check_json, off_loop, read_body
 from swiftsure.serve.live import LiveStatus
 from swiftsure.serve.metrics import Metrics
 from swiftsure.serve.openapi import openapi
 from swiftsure.serve.policies import any_part
+from swiftsure.serve.policy_manager import PolicyManager, PolicyStore
 from swiftsure.serve.proxy.audits import Audits
 from swiftsure.serve.proxy.config import ProxyConfig, parameters_in_common
 from swiftsure.serve.proxy.connections import GoneError, while_connected
@@ -49,7 +50,6 @@ from swiftsure.serve.proxy.streams import (
 )
 from swiftsure.serve.proxy.upstreams import Found, Upstreams, added, client_error
 from swiftsure.serve.service import Answering, Service
-from swiftsure.serve.watching import Watcher, policy_version, watched_monitor
 
 __all__ = ["create_proxy"]
 
@@ -101,7 +101,7 @@ class ProxyService(Service):
             model.headers()  # a key that is missing must not wait for the first request
         if policy is None and audit.rate:
             raise ValueError("`audit.rate` needs a policy to watch.")
-        guard = Guard(
+        manager = PolicyManager(
             policy,
             watch=self._watch,
             fallback=config.load_fallback(),
@@ -109,27 +109,27 @@ class ProxyService(Service):
             on_alarm=alarm_hook(config.on_alarm),
         )
         checks: Any = self.upstreams  # which has all that checking policies needs
-        guard.check_with(checks)
-        live = LiveStatus(self.upstreams.n_exits, guard, lambda: self.upstreams.trouble)
+        manager.check_with(checks)
+        live = LiveStatus(self.upstreams.n_exits, manager, lambda: self.upstreams.trouble)
         limits = config.limits
-        super().__init__(guard, live, token, max_body=limits.max_body, timeout=limits.timeout)
+        super().__init__(manager, live, token, max_body=limits.max_body, timeout=limits.timeout)
         self.queue = AuditQueue(audit.rate, audit.most)
-        guard.pending = self.queue.pending
+        manager.pending = self.queue.pending
         self.bill = live.bill
         self.names = self.upstreams.cascade.names
         self.parameters = parameters_in_common(self.upstreams.models)
-        known = None if guard.policy is None else _calibrated_features(guard.policy)
-        self._features: tuple[AnyPolicy | None, frozenset[str] | None] = (guard.policy, known)
+        known = None if manager.policy is None else _calibrated_features(manager.policy)
+        self._features: tuple[AnyPolicy | None, frozenset[str] | None] = (manager.policy, known)
         self.under_way = 0
         self.created = int(time.time())
 
-    def _watch(self, policy: Policy, share: float) -> Watcher | None:
+    def _watch(self, policy: Policy, share: float) -> AuditLog | None:
         audit = self.config.audit
         before = (audit.state / policy_version(policy) / "monitor.json").exists()
         if not audit.rate and not before:  # an alarm of before holds even if nothing is audited
             return None
-        monitor = watched_monitor(policy, audit.alpha * share, audit.epsilon)
-        return Watcher(policy, monitor, audit.state)
+        monitor = audit_monitor(policy, audit.alpha * share, audit.epsilon)
+        return AuditLog(policy, monitor, audit.state)
 
     @property
     def depth(self) -> int:
@@ -163,9 +163,9 @@ class ProxyService(Service):
     async def running(self) -> AsyncIterator[None]:
         """Answer requests and follow the monitor while the block runs."""
         self.live.load = self
-        self.metrics = Metrics(self, self.guard, self.live)
+        self.metrics = Metrics(self, self.manager, self.live)
         self.metrics.registry.register(UpstreamMetrics(self.upstreams.health))
-        self.audits = Audits(self.upstreams, self.guard, self.queue, self.bill)
+        self.audits = Audits(self.upstreams, self.manager, self.queue, self.bill)
         following = asyncio.get_running_loop().create_task(self._follow())
         try:
             yield
@@ -270,8 +270,8 @@ class ProxyService(Service):
         self, name: str, asked: Asked, slice_name: str | None
     ) -> tuple[Response, int, bool]:
         """Return the response, the number of the model that answered, and whether it had to."""
-        if self.guard.mode.policy is not self.upstreams.policy:
-            self.upstreams.install(self.guard.mode.policy)
+        if self.manager.mode.policy is not self.upstreams.policy:
+            self.upstreams.install(self.manager.mode.policy)
         found = self._forced(asked, slice_name)
         covered = found is None
         ticket = self.queue.choose() if covered else None
@@ -298,14 +298,14 @@ class ProxyService(Service):
 
     def _forced(self, asked: Asked, slice_name: str | None) -> Found | None:
         """Return the forced route, if any; None if the policy covers the request."""
-        last, policy = self.upstreams.last, self.guard.mode.policy
+        last, policy = self.upstreams.last, self.manager.mode.policy
         if asked.model != self.config.name:
             if asked.model not in (self.names[last], self.upstreams.large.model):
                 raise _no_such_model(asked.model, self.config.name)
             return Found(last, "asked for by name")
         if policy is None:
             return Found(last, "there is no policy")
-        if self.guard.mode.full:
+        if self.manager.mode.full:
             return Found(last, "there was an alarm")
         if isinstance(policy, SlicedPolicy) and slice_name not in policy.policies:
             return Found(last, "the policy has no such slice")
