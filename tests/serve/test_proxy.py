@@ -20,11 +20,12 @@ from swiftsure.curves.conditions import Condition
 from swiftsure.serve import start
 from swiftsure.serve.audits import AuditQueue
 from swiftsure.serve.bill import Bill
+from swiftsure.serve.disconnect import GoneError
+from swiftsure.serve.openai import ApiError, parse_request
 from swiftsure.serve.proxy import ProxyConfig, create_proxy
 from swiftsure.serve.proxy.audits import Audits
-from swiftsure.serve.proxy.connections import GoneError
 from swiftsure.serve.proxy.health import ModelHealth
-from swiftsure.serve.proxy.requests import ProxyError, asked_of, uncovered
+from swiftsure.serve.proxy.requests import not_covered_reason
 from swiftsure.serve.proxy.streams import PassedOn
 from swiftsure.serve.proxy.upstreams import Found
 from tests.serve.builders import Client, Closed, at_once
@@ -234,15 +235,20 @@ def test_a_policy_that_does_not_say_what_its_messages_were_like(setup, tmp_path,
 
 
 def test_models_of_two_kinds_have_no_request_in_common():
-    asked = asked_of(b'{"model": "m", "messages": [{"role": "user"}]}', "chat")
-    assert uncovered(asked, {"chat"}, {}) is None
-    assert uncovered(asked, {"chat", "completions"}, {}) == "the policy is for chat and completions"
+    asked = parse_request(b'{"model": "m", "messages": [{"role": "user"}]}', "chat")
+    assert not_covered_reason(asked, {"chat"}, {}) is None
+    assert (
+        not_covered_reason(asked, {"chat", "completions"}, {})
+        == "the policy is for chat and completions"
+    )
 
 
 def test_parameters_are_compared_as_json():
-    asked = asked_of(b'{"model": "m", "messages": [{"role": "user"}], "a": {"b": [1]}}', "chat")
-    assert uncovered(asked, {"chat"}, {"a": {"b": [1.0]}}) is None
-    assert uncovered(asked, {"chat"}, {"a": {"b": [True]}}) is not None
+    asked = parse_request(
+        b'{"model": "m", "messages": [{"role": "user"}], "a": {"b": [1]}}', "chat"
+    )
+    assert not_covered_reason(asked, {"chat"}, {"a": {"b": [1.0]}}) is None
+    assert not_covered_reason(asked, {"chat"}, {"a": {"b": [True]}}) is not None
 
 
 def test_what_the_client_did_not_ask_for_is_not_sent(setup):
@@ -1054,8 +1060,8 @@ def test_numbers_that_json_lacks_reach_clients_as_null(setup, monkeypatch, numbe
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
 def test_numbers_that_json_lacks_are_refused_in_requests(number):
     body = b'{"model": "m", "messages": [{"role": "user"}], "temperature": %s}' % number.encode()
-    with pytest.raises(ProxyError, match="must be JSON"):
-        asked_of(body, "chat")
+    with pytest.raises(ApiError, match="must be JSON"):
+        parse_request(body, "chat")
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from swiftsure.serve.audits import Audited, AuditQueue
 from swiftsure.serve.bill import Bill
 from swiftsure.serve.engine import Answer as ServedAnswer
 from swiftsure.serve.engine import UnansweredError
+from swiftsure.serve.openai import ApiRequest
 from swiftsure.serve.policy_manager import PolicyManager
-from swiftsure.serve.proxy.requests import Asked
 from swiftsure.serve.proxy.upstreams import Found, Upstreams
 
 __all__ = ["Audits"]
@@ -58,7 +58,7 @@ class Audits:
         self,
         ticket: int,
         request: str,
-        asked: Asked,
+        asked: ApiRequest,
         found: Found | None,
         slice_name: str | None = None,
     ) -> None:
@@ -95,7 +95,7 @@ class Audits:
         await asyncio.get_running_loop().run_in_executor(self._writer, self._manager.close)
         self._writer.shutdown()
 
-    async def _audit(self, ticket: int, audited: Audited, ask: Asked | None) -> None:
+    async def _audit(self, ticket: int, audited: Audited, ask: ApiRequest | None) -> None:
         try:
             sample = None if ask is None else await self._last_answer(ask)
             if sample is NOT_ASKED:
@@ -116,7 +116,7 @@ class Audits:
                 log.exception("an audit failed")
             self.queue.done(ticket)
 
-    async def _last_answer(self, asked: Asked) -> Any:
+    async def _last_answer(self, asked: ApiRequest) -> Any:
         """Return the last model's answer, or the error that came instead of it."""
         try:
             response = await self._asked_large(asked)
@@ -129,7 +129,7 @@ class Audits:
             # Without the provider's words, which may quote the prompt: audits that fail are logged.
             return UnansweredError(f"the last model did not answer ({type(error).__name__})")
 
-    async def _asked_large(self, asked: Asked) -> Any:
+    async def _asked_large(self, asked: ApiRequest) -> Any:
         """Return the last model's response, after any pause that it asked for."""
         health = self._upstreams.health[self._upstreams.last]
         for left in reversed(range(TRIES)):
