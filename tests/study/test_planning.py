@@ -702,8 +702,8 @@ def test_taking_the_best_of_all_settings_is_noticed():
 
 
 def rows_of_the_guide():
-    """The first cells of the table of controls in docs/choosing.md."""
-    guide = Path(__file__).parents[2] / "docs" / "choosing.md"
+    """The first cells of the table of controls in docs/concepts/choosing.md."""
+    guide = Path(__file__).parents[2] / "docs" / "concepts" / "choosing.md"
     return re.findall(r'^\| `("[a-z]+".*?)` \|', guide.read_text(encoding="utf-8"), re.MULTILINE)
 
 

@@ -35,6 +35,7 @@ AMONG = ("all", "exits")
 WITHIN = ("slices", "each slice")
 
 
+@checks.suggesting
 @dataclass(frozen=True)
 class Promise:
     """One statement: a risk is at most ε.
@@ -149,6 +150,7 @@ class Promise:
         return f"{text}{where} ≤ {self.epsilon:g}"
 
 
+@checks.suggesting
 @dataclass(frozen=True)
 class CostPromise:
     """One statement: a mean cost is at most a limit.

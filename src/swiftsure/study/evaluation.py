@@ -42,6 +42,7 @@ EPSILONS = (0.01, 0.02, 0.05, 0.1, 0.2)
 """Levels that are compared where no promise names one."""
 
 
+@checks.suggesting
 def evaluate(
     record: ExitRecord | ThresholdRecord | ShardedRecord | RiskCurve,
     *,
