@@ -79,7 +79,7 @@ def _zoo_records() -> Any:
     try:
         return import_module("swiftsure_zoo.records")
     except ModuleNotFoundError as error:
-        if error.name != "swiftsure_zoo":
+        if (error.name or "").partition(".")[0] != "swiftsure_zoo":
             raise
         raise ModuleNotFoundError(
             'This needs trained networks and their records: pip install "swiftsure[zoo]"',
