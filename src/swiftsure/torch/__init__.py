@@ -11,6 +11,7 @@ from swiftsure.torch.cascade import Cascade
 from swiftsure.torch.collecting import collect
 from swiftsure.torch.costs import exit_flops, exit_seconds
 from swiftsure.torch.cutting import cut
+from swiftsure.torch.exit_losses import exit_losses
 from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.heads import attach_heads
 from swiftsure.torch.measuring import Timings, measure
@@ -43,6 +44,7 @@ __all__ = [
     "collect",
     "cut",
     "exit_flops",
+    "exit_losses",
     "exit_seconds",
     "fingerprint",
     "fit_temperatures",

@@ -46,9 +46,17 @@ class CutModel(Staged):
         live = state if exit_index == 0 else state[1:]
         return self.pieces[exit_index](*live)
 
+    def seen(self, exit_index: int, state: Any) -> Any:  # noqa: ARG002
+        """Return what the head of a cut sees."""
+        return state[0]
+
     def head(self, exit_index: int, state: Any) -> Any:
         """Run the head on the value at the cut; the last exit returns the network's own output."""
-        return state[0] if exit_index == self.n_exits - 1 else self.heads[exit_index](state[0])
+        return (
+            state[0]
+            if exit_index == self.n_exits - 1
+            else self.heads[exit_index](self.seen(exit_index, state))
+        )
 
 
 def cut(model: nn.Module, at: Sequence[str], heads: Sequence[nn.Module]) -> CutModel:

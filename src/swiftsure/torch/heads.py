@@ -47,10 +47,16 @@ class PooledHead(FeatureHead):
 
     def forward(self, features: Tensor | Features) -> Tensor:
         """Return outputs, (n, n_outputs)."""
+        return self.of_pooled(self.pooled(features))
+
+    def pooled(self, features: Tensor | Features) -> Tensor:
+        """Return the mean over positions, (n, width)."""
         if isinstance(features, Features):
-            pooled = self.pool(features.hidden, features.mask)
-        else:
-            pooled = self.pool(features, None)
+            return self.pool(features.hidden, features.mask)
+        return self.pool(features, None)
+
+    def of_pooled(self, pooled: Tensor) -> Tensor:
+        """Return outputs, (n, n_outputs), from what `pooled` returned."""
         outputs: Tensor = self.linear(self.norm(pooled))
         return outputs
 

@@ -110,11 +110,15 @@ class ReplayedModel(Staged):
         """Run the network from one cut to the next."""
         return self.replayer.advance(exit_index, state)
 
+    def seen(self, exit_index: int, state: Any) -> Features:
+        """Return what the head of a cut sees."""
+        return self.replayer.features(exit_index, state)
+
     def head(self, exit_index: int, state: Any) -> Any:
         """Run the head of a cut; the last exit is the network's own output."""
         if exit_index == self.n_exits - 1:
             return self._answer(state[OUTPUT], state.get(MASK))
-        features = self.replayer.features(exit_index, state)
+        features = self.seen(exit_index, state)
         return self._answer(apply_head(self.heads[exit_index], features), features.mask)
 
     def _answer(self, given: Any, mask: Tensor | None) -> Any:

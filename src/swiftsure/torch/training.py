@@ -1,22 +1,21 @@
 """Train the heads of a staged model, alone or jointly with the network."""
 
 import copy
-from collections.abc import Iterable, Sized
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from swiftsure._lib import checks
 from swiftsure._lib.progress import steps
 from swiftsure.torch.batches import Batch, moved
 from swiftsure.torch.cutting import CutModel
+from swiftsure.torch.exit_losses import Objective, all_exits
+from swiftsure.torch.heads import PooledHead
 from swiftsure.torch.replaying import ReplayedModel
-from swiftsure.torch.staged import Scored, plain_output
-from swiftsure.torch.tasks import TASKS, Task
+from swiftsure.torch.staged import batch_size
 
 __all__ = ["EarlyStopping", "train_heads"]
 
@@ -47,7 +46,7 @@ def train_heads(
     *,
     epochs: int = 10,
     learning_rate: float = 1e-2,
-    frozen: bool = True,
+    frozen: bool | Literal["cached"] = True,
     distill: float = 0.5,
     label_smoothing: float = 0.0,
     stop: EarlyStopping | None = None,
@@ -67,9 +66,11 @@ def train_heads(
     loader : iterable of batches
         `(inputs, labels)`, or dicts with `labels` as a tokenizer and a collator make them, or
         inputs alone. Iterated once per epoch; must have a length.
-    frozen : bool
+    frozen : bool or "cached"
         Train only the heads, with the network in evaluation mode and without gradients. Otherwise
-        everything is trained jointly, including the last exit.
+        everything is trained jointly, including the last exit. With "cached", the network runs once
+        over the loader and the epochs train on what the heads saw, so the batches stay those of
+        the first pass; for linear and MLP heads, and data without random augmentation.
     distill : float
         Fraction of the loss that compares with the last exit, in [0, 1].
     stop : EarlyStopping, optional
@@ -83,19 +84,13 @@ def train_heads(
         One dict per epoch, each entry with one number per exit: mean `loss`, `agreement` with the
         last exit, `accuracy` for classifiers with labels, and with `stop` the loss `held_out`.
     """
+    length = _length(loader)
     checks.count("epochs", epochs)
     if dtype is not None:
         checks.choice("dtype", dtype, ["float32", "bfloat16", "float16"])
-    if not 0 <= distill <= 1:
-        raise ValueError(f"`distill` must be in [0, 1], but got {distill}.")
-    if not isinstance(loader, Sized):
-        raise TypeError(
-            f"`loader` must have a length and be iterable once per epoch, but got"
-            f" {type(loader).__name__}: pass a list or a DataLoader."
-        )
-    length = len(loader)
-    if length == 0:
-        raise ValueError("`loader` must not be empty.")
+    if not isinstance(frozen, bool):
+        checks.choice("frozen", frozen, ["cached"])
+    objective = Objective.of(model, distill, label_smoothing)
     parameters = list((model.heads if frozen else model).parameters())
     if not parameters:
         raise ValueError("`model` must have heads with weights, but has none to train.")
@@ -104,7 +99,12 @@ def train_heads(
         optimizer, max_lr=learning_rate, total_steps=epochs * length, pct_start=0.2
     )
     device = parameters[0].device
-    trainer = _Trainer(model, frozen, distill, label_smoothing, dtype, device)
+    trainer = _Trainer(model, bool(frozen), objective, dtype, device)
+    loaded, kept = trainer.batches(loader), trainer.batches(stop.held_out if stop else ())
+    training: Iterable[_Loaded | _Cached] = loaded
+    held_out: Iterable[_Loaded | _Cached] = kept
+    if frozen == "cached":
+        training, held_out = trainer.cached(loaded, progress), trainer.cached(kept, progress)
     best, waited = _Best(model.heads if frozen else model), 0
     history: list[dict[str, Any]] = []
     try:
@@ -113,8 +113,8 @@ def train_heads(
                 model.train(not frozen)
                 model.heads.train()
                 totals = _Totals()
-                for batch in loader:
-                    trainer.step(Batch.of(batch), totals, optimizer)
+                for batch in training:
+                    trainer.step(batch, totals, optimizer)
                     schedule.step()
                     advance()
                 history.append(totals.means())
@@ -123,8 +123,8 @@ def train_heads(
                 model.eval()
                 seen = _Totals()
                 with torch.no_grad():
-                    for batch in stop.held_out:
-                        trainer.losses(Batch.of(batch), seen)
+                    for batch in held_out:
+                        trainer.losses(batch, seen)
                 history[-1]["held_out"] = seen.means()["loss"]
                 waited = 0 if best.offer(history[-1]["held_out"][:-1]) else waited + 1
                 if waited >= stop.patience:
@@ -136,6 +136,59 @@ def train_heads(
     return history
 
 
+def _length(loader: Iterable[Any]) -> int:
+    """Return the number of batches of an epoch."""
+    if not isinstance(loader, Sized):
+        raise TypeError(
+            f"`loader` must have a length and be iterable once per epoch, but got"
+            f" {type(loader).__name__}: pass a list or a DataLoader."
+        )
+    if len(loader) == 0:
+        raise ValueError("`loader` must not be empty.")
+    return len(loader)
+
+
+class _Loaded(NamedTuple):
+    """A batch on its device, whose outputs the network computes."""
+
+    inputs: Any
+    labels: Tensor | None
+
+    def outputs(self, model: CutModel | ReplayedModel, frozen: bool) -> list[Any]:
+        return all_exits(model, self.inputs, frozen)
+
+
+class _Cached(NamedTuple):
+    """A batch that the network has seen: what each head pools, and the last exit's output."""
+
+    pooled: list[Tensor]
+    last: Any
+    labels: Tensor | None
+
+    def outputs(self, model: CutModel | ReplayedModel, frozen: bool) -> list[Any]:  # noqa: ARG002
+        heads: Any = model.heads
+        return [
+            *(head.of_pooled(each) for head, each in zip(heads, self.pooled, strict=True)),
+            self.last,
+        ]
+
+
+class _Batches:
+    """The batches of a loader, loaded anew each epoch."""
+
+    def __init__(self, loader: Iterable[Any], device: torch.device) -> None:
+        self._loader, self._device = loader, device
+
+    def __iter__(self) -> Iterator[_Loaded]:
+        for given in self._loader:
+            batch = Batch.of(given)
+            labels = None if batch.labels is None else torch.as_tensor(batch.labels)
+            yield _Loaded(
+                moved(batch.inputs, self._device),
+                None if labels is None else labels.to(self._device),
+            )
+
+
 class _Trainer:
     """Computes the losses of all exits on a batch, and trains on them."""
 
@@ -143,21 +196,54 @@ class _Trainer:
         self,
         model: CutModel | ReplayedModel,
         frozen: bool,
-        distill: float,
-        smoothing: float,
+        objective: Objective,
         dtype: str | None,
         device: torch.device,
     ) -> None:
         self.model = model
         self.frozen = frozen
-        self.distill = distill
-        self.smoothing = smoothing
+        self.objective = objective
         self.device = device
-        self.task: Task = getattr(model, "task", TASKS["classification"])
         self.dtype = None if dtype in (None, "float32") else getattr(torch, str(dtype))
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype is torch.float16)
 
-    def step(self, batch: Batch, totals: "_Totals", optimizer: torch.optim.Optimizer) -> None:
+    def batches(self, loader: Iterable[Any]) -> Iterable[_Loaded]:
+        """Return the batches of a loader, on the model's device."""
+        return _Batches(loader, self.device)
+
+    @torch.no_grad()
+    def cached(self, batches: Iterable[_Loaded], progress: bool | None) -> list[_Cached]:
+        """Run the network over all batches, and return what its heads need of each."""
+        model = self.model
+        pools = all(isinstance(head, PooledHead) for head in model.heads)
+        if not pools or self.objective.task.name != "classification":
+            raise ValueError(
+                "`frozen` must be True, not 'cached', for heads other than linear and mlp, and for"
+                " tasks other than classification."
+            )
+        model.eval()
+        found: list[_Cached] = []
+        with steps("running the network", None, progress) as advance, self._autocast():
+            for batch in batches:
+                found.append(self._pooled(batch))
+                advance()
+        return found
+
+    def _pooled(self, batch: _Loaded) -> _Cached:
+        model, pooled = self.model, []
+        state = model.begin(batch.inputs)
+        for k, head in enumerate(model.heads):
+            state = model.advance(k, state)
+            pooled.append(head.pooled(model.seen(k, state)).clone())  # type: ignore[operator]
+        last = model.n_exits - 1
+        return _Cached(pooled, model.head(last, model.advance(last, state)), batch.labels)
+
+    def _autocast(self) -> Any:
+        return torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype is not None)
+
+    def step(
+        self, batch: _Loaded | _Cached, totals: "_Totals", optimizer: torch.optim.Optimizer
+    ) -> None:
         """Train on a batch."""
         losses = self.losses(batch, totals)
         loss = torch.stack(losses[:-1] if self.frozen else losses).mean()
@@ -171,53 +257,16 @@ class _Trainer:
         self.scaler.step(optimizer)
         self.scaler.update()
 
-    def losses(self, batch: Batch, totals: "_Totals") -> list[Tensor]:
+    def losses(self, batch: _Loaded | _Cached, totals: "_Totals") -> list[Tensor]:
         """Return the mean loss of each exit, and add to the totals of an epoch."""
-        inputs = moved(batch.inputs, self.device)
-        labels = None if batch.labels is None else torch.as_tensor(batch.labels).to(self.device)
-        with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype is not None):
-            given = self._outputs(inputs)
-        # Losses in float32: a cross-entropy in half precision loses small probabilities.
-        outputs = [_widened(plain_output(each)) for each in given]
-        last = outputs[-1].detach()
-        losses = []
-        agreements = []
-        for k, output in enumerate(outputs):
-            losses.append(self._loss(output, last, labels, k == len(outputs) - 1).mean())
-            agreement = self.task.agreement(output.detach(), last)
-            agreements.append(agreement.mean())
-            if self.task.learned and isinstance(given[k], Scored):
-                rated = given[k].confidence.float()
-                losses[-1] = losses[-1] + (rated - agreement).square().mean()
-        entries = {"loss": losses, "agreement": agreements}
-        if labels is not None and self.task.name == "classification":
-            right = [(each.argmax(dim=1) == labels).float().mean() for each in outputs]
-            entries["accuracy"] = right
-        totals.add(entries, len(last))
-        return losses
-
-    def _loss(self, output: Tensor, last: Tensor, labels: Tensor | None, is_last: bool) -> Tensor:
-        if labels is None:
-            return self.task.against_last(output, last)
-        hard = self.task.against_labels(output, labels, self.smoothing)
-        soft = hard if is_last else self.task.against_last(output, last)
-        return (1 - self.distill) * hard + self.distill * soft
-
-    def _outputs(self, inputs: Any) -> list[Any]:
-        model = self.model
-        state = model.begin(inputs)
-        outputs = []
-        for k in range(model.n_exits):
-            with torch.no_grad() if self.frozen else nullcontext():
-                state = model.advance(k, state)
-            # The next stage may overwrite the state in place; the head's backward pass needs it.
-            own = pytree.tree_map_only(Tensor, torch.clone, state)
-            outputs.append(model.head(k, own))
-        return outputs
-
-
-def _widened(output: Tensor) -> Tensor:
-    return output.to(torch.promote_types(output.dtype, torch.float32))
+        with self._autocast():
+            given = batch.outputs(self.model, self.frozen)
+        found = self.objective.scores(given, batch.labels)
+        entries = {"loss": found.losses, "agreement": found.agreements}
+        if found.right is not None:
+            entries["accuracy"] = found.right
+        totals.add(entries, batch_size(given[-1]))
+        return found.losses
 
 
 class _Totals:
