@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from swiftsure.certify.policy import Policy
     from swiftsure.certify.promise import CostPromise, Promise
     from swiftsure.certify.slices import SlicedPolicy, joined_datasets
+    from swiftsure.comparing import compare
     from swiftsure.curves import paths
     from swiftsure.curves.curve import RiskCurve
     from swiftsure.curves.dials import dial_grid
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from swiftsure.exits import ExitRule
     from swiftsure.losses import Loss, LossRange
     from swiftsure.monitor import Monitor
+    from swiftsure.reasoning import TraceRecord, VoteRecord
     from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord, load_record
     from swiftsure.run import RunOptions
     from swiftsure.scores import LearnedScore
@@ -70,10 +72,13 @@ __all__ = [
     "SlicedPolicy",
     "Study",
     "ThresholdRecord",
+    "TraceRecord",
+    "VoteRecord",
     "__version__",
     "bounds",
     "calibrate",
     "calibrate_best",
+    "compare",
     "control",
     "dial_grid",
     "evaluate",
@@ -118,8 +123,11 @@ _HOMES = {
     "SlicedPolicy": "certify.slices",
     "Study": "study.results",
     "ThresholdRecord": "records",
+    "TraceRecord": "reasoning",
+    "VoteRecord": "reasoning",
     "calibrate": "certify.calibration",
     "calibrate_best": "certify.best_of",
+    "compare": "comparing",
     "dial_grid": "curves.dials",
     "evaluate": "study.evaluation",
     "load_record": "records",
