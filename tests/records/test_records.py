@@ -339,17 +339,17 @@ def test_take_of_nothing_is_refused_by_name():
         small().take([])
 
 
-def halves(**changes):
+def halves(groups=None, **changes):
     """A record of 40 samples, and its two halves."""
     logits, labels = random_logits(n=40)
-    arguments = {"temperatures": [1.0, 2.0, 1.0, 1.0], "ids": np.arange(40)}
+    arguments = {"temperatures": [1.0, 2.0, 1.0, 1.0], "ids": np.arange(40), **changes}
     record = ss.ExitRecord.from_logits(
         logits,
         labels,
         costs={"ms": labels[:, None] + np.ones(4), "flops": [1, 2, 3, 4]},
         **arguments,
     )
-    record = replace(record, **changes)
+    record = replace(record, groups=groups)
     return record, [record.take(np.arange(20)), record.take(np.arange(20, 40))]
 
 

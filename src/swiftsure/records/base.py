@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,15 +32,6 @@ class Record:
     """Fields that map names to arrays with one row per sample."""
     identity: ClassVar[tuple[str, ...]]
     """Fields that records must agree in to be concatenated."""
-
-    if TYPE_CHECKING:  # fields of the subclasses, after the first, so that they have a position
-
-        @property
-        def losses(self) -> Mapping[str, Array]: ...
-        @property
-        def inconsistencies(self) -> Mapping[str, Array]: ...
-        @property
-        def costs(self) -> Mapping[str, Array]: ...
 
     loss_ranges: Ranges = field(default_factory=dict)
     inconsistency_ranges: Ranges = field(default_factory=dict)
@@ -99,7 +90,8 @@ class Record:
             table: {name: values[index] for name, values in getattr(self, table).items()}
             for table in self.tables
         }
-        changed["costs"] = {k: v if v.ndim == 1 else v[index] for k, v in self.costs.items()}
+        costs: Mapping[str, Array] = getattr(self, "costs")  # noqa: B009 (of the subclasses)
+        changed["costs"] = {k: v if v.ndim == 1 else v[index] for k, v in costs.items()}
         changed["ids"] = self.ids[index]
         alone = getattr(self, "full_costs", {})
         if alone:
