@@ -9,7 +9,7 @@ OUTPUT ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt
 
-EXTRAS := dev,zoo,text,export,serve,ray,api,sklearn,diffusers,mlflow
+EXTRAS := dev,zoo,text,export,serve,ray,api,sklearn,diffusers,mlflow,train
 
 AUDIT := $(VENV)-audit
 PIP_AUDIT := $(AUDIT)/bin/pip-audit --no-deps --disable-pip --strict
@@ -17,7 +17,7 @@ PIP_AUDIT := $(AUDIT)/bin/pip-audit --no-deps --disable-pip --strict
 # The library stands before the zoo: pip then takes the zoo's `swiftsure` from this folder.
 DEMO_INSTALLED := $(VENV)/.installed-demo
 INSTALLED := $(VENV)/.installed
-DOCS_INSTALLED := $(VENV)/.installed-docs
+DOCS := $(VENV)-docs
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-slow check format audit bench docs reproduce clean
@@ -64,14 +64,14 @@ audit: ## Look up known vulnerabilities of the pinned versions; needs the intern
 bench: $(INSTALLED) ## Measure speed and memory
 	$(BIN)/python benchmarks/run.py
 
-docs: $(DOCS_INSTALLED) ## Build the documentation into site/
-	$(BIN)/mkdocs build --strict
+docs: $(DOCS)/.installed ## Build the documentation into site/, without PyTorch
+	$(DOCS)/bin/mkdocs build --strict
 
 reproduce: $(INSTALLED) ## Write the paper's tables and figures; TASK=calm for one, OUTPUT=folder
 	$(BIN)/python -m experiments.reproduce $(TASK) $(if $(OUTPUT),--output $(OUTPUT))
 
 clean: ## Remove caches and build products; the virtual environment stays
-	rm -rf build dist site $(AUDIT) .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist site $(AUDIT) $(DOCS) .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -path './$(VENV)' -prune -o -path ./.git -prune -o -type d -name __pycache__ -exec rm -rf {} +
 
 $(DEMO_INSTALLED): pyproject.toml zoo/pyproject.toml constraints.txt
@@ -87,7 +87,7 @@ $(INSTALLED): $(DEMO_INSTALLED)
 	@$(PIP) -e '.[$(EXTRAS)]' -e zoo
 	@touch $@
 
-$(DOCS_INSTALLED): $(INSTALLED)
-	@echo "Adding the documentation tools to $(VENV)"
-	@$(PIP) -e '.[$(EXTRAS),docs]' -e zoo
+$(DOCS)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -m venv $(DOCS)
+	@$(DOCS)/bin/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@

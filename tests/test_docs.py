@@ -7,9 +7,15 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-PAGES = sorted(DOCS.rglob("*.md"))
+README = DOCS.parent / "README.md"
+PAGES = [README, *sorted(DOCS.rglob("*.md"))]
+TEXT = re.compile(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```", re.MULTILINE | re.DOTALL)
 GALLERY = sorted((DOCS / "gallery").glob("*.py"))
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+NEEDS = ("accelerate", "lightning", "torch", "transformers")
+"""Packages that only pages about them use."""
 
 
 def blocks(page: Path) -> list[str]:
@@ -17,7 +23,11 @@ def blocks(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda page: page.stem)
+@pytest.mark.filterwarnings("ignore::UserWarning:lightning")
 def test_examples_of_a_page_run(page, tmp_path, monkeypatch):
+    for package in NEEDS:
+        if any(re.search(rf"(import|from) {package}\b", code) for code in blocks(page)):
+            pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {}
     for code in blocks(page):
@@ -39,6 +49,16 @@ def test_the_gallery_shows_every_program():
     page = (DOCS / "guides" / "gallery.md").read_text(encoding="utf-8")
     assert GALLERY
     assert all(f'--8<-- "{script.name}"' in page for script in GALLERY)
+
+
+@pytest.mark.parametrize("page", [README, DOCS / "index.md"], ids=lambda page: page.stem)
+def test_the_first_program_prints_what_is_shown(page, capsys):
+    code, shown = TEXT.search(page.read_text(encoding="utf-8")).groups()
+    exec(compile(code, page.name, "exec"), {})  # noqa: S102 (our own page)
+    promise, _, rest = shown.partition("What voids this:\n...\n")
+    printed = capsys.readouterr().out
+    assert " ".join(printed.splitlines()[0].split()) == " ".join(promise.split())
+    assert printed.endswith(rest)
 
 
 def test_some_page_has_examples():

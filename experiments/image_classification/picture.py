@@ -39,7 +39,9 @@ def main() -> None:
     axis = left.subplots()
     axis.plot(saved, accuracy, color="#3b5bdb", lw=2)
     axis.axhline(full - 100 * EPSILON, color="#868e96", ls="--", lw=1)
-    axis.text(1, full - 100 * EPSILON - 0.12, "1 point below the full network", va="top", fontsize=9)
+    axis.text(
+        1, full - 100 * EPSILON - 0.12, "1 point below the full network", va="top", fontsize=9
+    )
     axis.plot(*here, "o", color="#e8590c", ms=9)
     axis.annotate(
         f"certified: saves {here[0]:.0f} %,\nloses {full - here[1]:.1f} points",
