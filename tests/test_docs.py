@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import warnings
 from pathlib import Path
 
 import pytest
@@ -23,12 +24,13 @@ def blocks(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda page: page.stem)
-@pytest.mark.filterwarnings("ignore::UserWarning:lightning")
 def test_examples_of_a_page_run(page, tmp_path, monkeypatch):
     for package in NEEDS:
         if any(re.search(rf"(import|from) {package}\b", code) for code in blocks(page)):
             pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
+    if page.stem == "training":  # other libraries' loops warn of themselves
+        warnings.simplefilter("ignore")
     namespace: dict[str, object] = {}
     for code in blocks(page):
         exec(compile(code, page.name, "exec"), namespace)  # noqa: S102 (our own pages)
