@@ -57,6 +57,10 @@ class InputForm:
             )
         return {name: checked_array(name, inputs[name], *leaf) for name, leaf in self.form.items()}
 
+    def covers(self, _sample: Any, _policy: Any) -> bool:
+        """Return True: an array comes without options that a policy could be silent about."""
+        return True
+
     def samples(self, inputs: Any) -> NDArray[Any] | None:
         """Return an array with one axis more than a sample; None for one sample."""
         if isinstance(self.form, Mapping) or not isinstance(inputs, np.ndarray):

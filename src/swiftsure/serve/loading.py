@@ -15,6 +15,7 @@ __all__ = ["ENGINES", "demo_engine", "load_engine", "load_engines"]
 
 ENGINES = {
     "manifest.json": "swiftsure.serve.engines.onnx:OnnxEngine",
+    "text.json": "swiftsure.serve.engines.text:TextEngine",
     "exits.json": "swiftsure.serve.engines.torch:TorchEngine",
 }
 """The engine of a folder, by a file that only such folders have; the first that is there counts.
