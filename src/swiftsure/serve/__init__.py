@@ -26,7 +26,7 @@ from swiftsure.serve.engine import (
     StreamEngine,
 )
 from swiftsure.serve.lifecycle import start
-from swiftsure.serve.loading import load_engine
+from swiftsure.serve.loading import engine_of, load_engine
 from swiftsure.serve.policy_manager import PolicyManager, PolicyStore
 from swiftsure.serve.queueing import BusyError
 from swiftsure.serve.workers import WorkerEngine
@@ -53,6 +53,7 @@ __all__ = [
     "audit_monitor",
     "create_app",
     "drill",
+    "engine_of",
     "load_engine",
     "start",
 ]

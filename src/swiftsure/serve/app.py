@@ -292,14 +292,12 @@ class ModelService(Service):
         """Count an answer."""
         exit_, full = served.answer.exit, served.mode.full
         self.live.exits[exit_] += 1
-        if served.answer.costs is None:
-            self.live.bill.answer(self._alone if full else self._spent[exit_], self._alone)
-        else:
-            spent, alone = zip(*served.answer.costs.values(), strict=True)
-            units = tuple(served.answer.costs)
-            self.live.bill.answer(
-                dict(zip(units, spent, strict=True)), dict(zip(units, alone, strict=True))
-            )
+        spent, alone = self._alone if full else self._spent[exit_], self._alone
+        if served.answer.costs is not None:
+            own = served.answer.costs.items()
+            spent = {unit: cost for unit, (cost, _) in own}
+            alone = {unit: cost for unit, (_, cost) in own}
+        self.live.bill.answer(spent, alone)
         self.metrics.answered(exit_, full=full, seconds=time.perf_counter() - began)
 
     async def _asked(self, headers: dict[bytes, bytes], receive: Receive) -> _Asked:
