@@ -8,6 +8,7 @@ import pytest
 
 import swiftsure as ss
 from swiftsure.certify import bounds, control
+from swiftsure.curves.transforms import zero_bounded
 from tests.builders import (
     first_exits,
     random_logits,
@@ -353,7 +354,7 @@ def test_a_curve_is_calibrated_as_it_is():
     assert bounded.threshold is None
     assert bounded.certificate.promises[0].risk == "gap"
     assert bounded.certificate.options == {"zero_bounded": True}
-    bounded = ss.calibrate(gap.zero_bounded(), epsilon=0.2)
+    bounded = ss.calibrate(zero_bounded(gap), epsilon=0.2)
     assert bounded.threshold is None
     assert bounded.certificate.promises[0].risk == "zero-bounded gap"
 

@@ -13,7 +13,7 @@ from scipy.stats import binom, binomtest
 
 import swiftsure as ss
 from swiftsure.certify import bounds
-from swiftsure.curves.curve import SHUFFLE_STREAM
+from swiftsure.curves.sample_order import SHUFFLE_STREAM
 from swiftsure.study.planning import (
     Budget,
     GainPlan,
@@ -158,8 +158,8 @@ def test_a_pilot_that_averages_over_samples_of_groups_is_refused():
     """Its losses are parts of the largest group, so their mean is far below the risk."""
     losses = np.zeros((40, 2))
     groups = np.arange(40) // 4
-    pilot = ss.RiskCurve.from_losses(
-        [None, 1], losses, loss_range=(0, 1), groups=groups, average="sample", max_group_size=50
+    pilot = ss.RiskCurve.from_losses([None, 1], losses, loss_range=(0, 1)).grouped(
+        groups, average="sample", max_size=50
     )
     with pytest.raises(ValueError, match="use `gain_by_samples`"):
         samples_needed(0.05, pilot=pilot)

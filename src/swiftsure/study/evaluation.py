@@ -109,7 +109,7 @@ def evaluate(
         raise ValueError("`path` must be a grid for records with groups, not breakpoints.")
     record, request = without_pilot(record, request)
     pool = pool_curve(record, request)
-    if not pool.relative:
+    if not pool.statistic.relative:
         raise ValueError("`evaluate` needs losses relative to the full model.")
     chosen = _named(controls)
     budget = None
