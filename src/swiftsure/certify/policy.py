@@ -23,6 +23,7 @@ from swiftsure.certify.tracking import log_to_mlflow
 from swiftsure.curves import paths
 from swiftsure.curves.curve import GIVEN_SETTINGS, RiskCurve
 from swiftsure.curves.dials import setting_key
+from swiftsure.curves.pilots import without_pilots
 from swiftsure.curves.risks import RISKS
 from swiftsure.exits import ExitRule, exit_indices, threshold_array
 from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
@@ -299,6 +300,7 @@ class Policy(_Frozen):
         """
         if isinstance(self.rule.score, LearnedScore):
             record = self.rule.score.left_out(record)
+        record = without_pilots(record)
         record = self._counted(record)
         promises = self.certificate.promises
         curve = self._curve(record, promises[0])
