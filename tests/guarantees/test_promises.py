@@ -1,12 +1,12 @@
 """Promises beyond the mean: each keeps its failure probability, and known errors are noticed."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 import swiftsure as ss
 from swiftsure.certify.bounds import BOUNDS
+from swiftsure.curves.sampling import Sampling
+from swiftsure.curves.transforms import among_exits, tail, worst_mean
 from tests.guarantees.checkers import RefutedError, check_rate
 
 TINY = 1e-6
@@ -32,7 +32,7 @@ def test_tails_keep_their_failure_probability_and_means_do_not():
     rng = np.random.default_rng(0)
     losses = 0.5 * (rng.random((150, DRAWS)) < 0.1 + TINY)
     curve = columns(losses)
-    check_rate(certified(curve.tail(0.2), 0.1, "binomial"), DRAWS, 0.1)
+    check_rate(certified(tail(curve, 0.2), 0.1, "binomial"), DRAWS, 0.1)
     with pytest.raises(RefutedError):  # a test of the mean does not see tails
         check_rate(certified(curve, 0.1, "star"), DRAWS, 0.1)
 
@@ -41,7 +41,7 @@ def test_the_mean_of_the_worst_share_keeps_its_failure_probability():
     """A loss of 1 in 1 % of the samples: the worst tenth loses 0.1 on average."""
     rng = np.random.default_rng(0)
     losses = (rng.random((300, DRAWS)) < 0.01 + TINY).astype(float)
-    check_rate(certified(columns(losses).worst_mean(0.1), 0.1, "star"), DRAWS, 0.1)
+    check_rate(certified(worst_mean(columns(losses), 0.1), 0.1, "star"), DRAWS, 0.1)
     observed = np.sort(losses, axis=0)[-30:].mean(axis=0)
     with pytest.raises(RefutedError):  # the worst tenth of the samples that were seen
         check_rate(int((observed <= 0.1).sum()), DRAWS, 0.1)
@@ -58,7 +58,7 @@ def test_weights_keep_the_promise_in_production():
     weights = np.where(hard, 1.6, 0.4)
     weighted = columns(losses * weights, high=1.6)
     check_rate(certified(weighted, 0.1, "star"), DRAWS, 0.1)
-    single = columns(losses[:, :1]).drawn(weights=weights[:, 0], max_weight=1.6)
+    single = Sampling(weights=weights[:, 0], max_weight=1.6).applied(columns(losses[:, :1]))
     assert np.array_equal(single.losses(), (losses * weights)[:, :1])
     assert single.loss_range == weighted.loss_range
     with pytest.raises(RefutedError):  # without weights, the promise is about calibration samples
@@ -141,7 +141,7 @@ def apart_exits(n, risk, rng):
     apart = np.hstack([rng.random((n, 8)) < risk, np.zeros((n, 1), bool)]).astype(float)
     record = ss.ExitRecord(confidences, inconsistencies={"zero_one": apart})
     curve = record.curve("consistency", path=ss.Path(thresholds, "apart"))
-    return replace(curve, selective=True)
+    return among_exits(curve)
 
 
 def test_where_labels_end_does_not_change_the_shares_of_those_that_exit():

@@ -18,6 +18,7 @@ from swiftsure.exits import NEVER, threshold_array
 __all__ = [
     "BREAKPOINTS",
     "FRONT",
+    "GIVEN_SETTINGS",
     "LEARNED",
     "WITHIN_SCORES",
     "Path",
@@ -36,6 +37,9 @@ FRONT = LEARNED + "front of risk and cost"
 
 ROUTER = "router"
 """The setting of a record, and of its policies, that says that the first exit is a router."""
+
+GIVEN_SETTINGS = "given settings"
+"""The kind of a path whose settings came with the losses."""
 
 LOGIT_GRID = "logit grid"
 WITHIN_SCORES = (BREAKPOINTS, LOGIT_GRID)
