@@ -1,4 +1,4 @@
-"""What a router before the small model saves: `python -m experiments.router.compare`, two minutes.
+"""What a router before the small model saves: `python -m experiments.router.compare`, a quarter of an hour.
 
 From the records that `experiments.router.record` made. In each of 60 draws a random half of the
 3,080 questions calibrates; costs and risks are those of the other half. Costs are shares of the
@@ -64,8 +64,8 @@ def compared(name: str, price: float, epsilon: float, promised: str) -> dict[str
         "with router": routed,
         "oracle: no question twice": twice,
         "oracle: knows failures": failures,
-        "share of the first oracle's gain": (alone - routed) / (alone - twice),
-        "share of the second's": (alone - routed) / (alone - failures),
+        "share of the first oracle's gain": (alone - routed) / (alone - twice or np.nan),
+        "share of the second's": (alone - routed) / (alone - failures or np.nan),
         "risk of the cascade": risks[:, 0].mean(),
         "risk with router": risks[:, 1].mean(),
         "halves above ε, cascade": int((risks[:, 0] > epsilon).sum()),

@@ -365,7 +365,7 @@ class Path:
         if hasattr(pilot, "confidences"):  # of groups, the curve itself does not show it
             rows = first.thresholds[order]
             if ROUTER in pilot.settings and len(rows) > 1:
-                rows = led_to(rows, first.confidences)
+                rows = led_to(rows, first.thresholds)
             return cls(rows, FRONT, pilot=samples)
         return replace(cls.settings(order.tolist(), pilot), kind=FRONT, pilot=samples)
 
@@ -493,23 +493,24 @@ def exit_candidates(pilot: Any, score: str | None, given: ArrayLike | None) -> P
 
 
 LEAD = 20
-"""Steps from the full model to the first setting of a front of a router and exits."""
+"""Steps, at most, from the full model to the first setting of a front of a router and exits."""
 
 
-def led_to(rows: NDArray[np.float32], confidences: NDArray[Any]) -> NDArray[np.float32]:
+def led_to(rows: NDArray[np.float32], candidates: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return a front with steps to its first setting, which keep the router and let fewer exit.
 
     A pilot shows no loss at many settings, and the front begins with the cheapest of them. Where
     its risk is above the level after all, the walk would end before it began.
     """
     router, *levels = rows[1]
-    steps = np.full((LEAD - 1, len(rows[1])), router, np.float32)
+    steps = np.full((LEAD, len(rows[1])), router, np.float32)
     for k, level in enumerate(levels, 1):
-        values = np.asarray(confidences[:, k], np.float64)
-        share = (values >= level).mean()
-        parts = np.linspace(0.0, share, LEAD + 1)[1:-1]
-        steps[:, k] = np.maximum(np.quantile(values, 1 - parts), level)
-    return np.vstack([rows[:1], steps, rows[1:]])
+        values = np.unique(candidates[:, k])
+        higher = values[(values > level) & np.isfinite(values)]
+        places = np.linspace(len(higher) - 1, 0, LEAD).round().astype(int)
+        steps[:, k] = higher[places] if len(higher) else level
+    _, first = np.unique(steps, axis=0, return_index=True)
+    return np.vstack([rows[:1], steps[np.sort(first)], rows[1:]])
 
 
 PathLike = Path | str | ArrayLike | None
