@@ -1,4 +1,4 @@
-"""What a router before the small model saves: `python -m experiments.router.compare`, a quarter of an hour.
+"""What a router before the small model saves: `python -m experiments.router.compare`, 10 minutes.
 
 From the records that `experiments.router.record` made. In each of 60 draws a random half of the
 3,080 questions calibrates; costs and risks are those of the other half. Costs are shares of the
