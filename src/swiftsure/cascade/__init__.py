@@ -11,6 +11,7 @@
 | `collecting`, `answer_log`, `retrying` | asks all models; keeps every answer; retries |
 | `running` | runs a cascade under a policy |
 | `router` | `Router`: sends inputs straight to the last model |
+| `embeddings` | vectors of texts from an API |
 | `request_kinds` | what the messages of requests are like |
 | `wrapping`, `recalibrating` | measures or maps a model's confidence |
 | `judging` | a loss that another model gives |
@@ -24,6 +25,7 @@ from swiftsure.cascade.answers import Answer
 from swiftsure.cascade.cascade import Cascade, record_of_answers
 from swiftsure.cascade.collecting import CollectionError
 from swiftsure.cascade.confidences import ANSWER_SCORES
+from swiftsure.cascade.embeddings import Embeddings
 from swiftsure.cascade.endpoints import Endpoint, answer_of_response, usage_cost
 from swiftsure.cascade.judging import Judge
 from swiftsure.cascade.models import BatchModel, Model
@@ -45,6 +47,7 @@ __all__ = [
     "CascadeRunner",
     "CollectionError",
     "Decision",
+    "Embeddings",
     "Endpoint",
     "Judge",
     "LearnedConfidence",

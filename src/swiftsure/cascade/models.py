@@ -22,6 +22,8 @@ class Model(ABC):
     """One model of a cascade. To add a kind of model, subclass it and write `answer`."""
 
     name: str = "model"
+    is_router: bool = False
+    """Whether its confidence is that only the last model can answer."""
 
     @abstractmethod
     async def answer(self, value: Any) -> Answer:

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from swiftsure._lib import checks
 from swiftsure._lib.files import atomic_write, npz
 from swiftsure.cascade.answers import Answer
+from swiftsure.cascade.embeddings import Embeddings
 from swiftsure.cascade.models import BatchModel
 from swiftsure.curves.pilots import Learned, PilotSamples
 from swiftsure.records import ExitRecord
@@ -63,6 +64,8 @@ class Router(BatchModel):
     cost : mapping, optional
         What one input costs, by unit.
     """
+
+    is_router = True
 
     def __init__(
         self,
@@ -147,8 +150,11 @@ class Router(BatchModel):
 
     def hopeless(self, inputs: Sequence[Any]) -> NDArray[np.float32]:
         """Return how likely each input needs the last model, in [0, 1], (n,)."""
-        points = _unit("embed", self.embed(inputs))
-        checks.of_shape("embed", points, {"n": len(inputs), "d": self.landmarks.shape[1]})
+        return self._levels(self.embed(inputs), len(inputs))
+
+    def _levels(self, vectors: ArrayLike, n: int) -> NDArray[np.float32]:
+        points = _unit("embed", vectors)
+        checks.of_shape("embed", points, {"n": n, "d": self.landmarks.shape[1]})
         found = self.base + _kernel(points, self.landmarks, self.width) @ self.weights
         levels: NDArray[np.float32] = np.clip(found, 0.0, 1.0).astype(np.float32)
         return levels
@@ -156,6 +162,18 @@ class Router(BatchModel):
     def answers(self, inputs: Any) -> list[Answer]:
         """Return no answers, but how hopeless inputs are as confidences in the last model."""
         return [Answer(None, float(each), self.cost) for each in self.hopeless(inputs)]
+
+    async def answer(self, value: Any) -> Answer:
+        """Return how hopeless one input is."""
+        if not isinstance(self.embed, Embeddings):
+            return await super().answer(value)
+        (level,) = self._levels(await self.embed.vectors([value]), 1)
+        return Answer(None, float(level), self.cost)
+
+    async def close(self) -> None:
+        """Close the connections of `embed`, if it has any."""
+        if isinstance(self.embed, Embeddings):
+            await self.embed.close()
 
     @property
     def pilots(self) -> dict[Learned, PilotSamples]:

@@ -18,7 +18,6 @@ from swiftsure.cascade.collecting import rows_of
 from swiftsure.cascade.confidences import answer_confidence
 from swiftsure.cascade.models import BatchModel, Model
 from swiftsure.cascade.retrying import Backoff, described
-from swiftsure.cascade.router import Router
 from swiftsure.certify.policy import Policy
 from swiftsure.certify.slices import SlicedPolicy
 from swiftsure.exits import exits_in_use, reaches
@@ -224,7 +223,7 @@ class CascadeRunner:
             confidences = (*confidences, sure)
             if not levels.exits(k, sure):
                 continue
-            if isinstance(model, Router):
+            if model.is_router:
                 return Routing(None, last, asked, confidences, dict(cost), routed=True)
             return Routing(found, k, asked, confidences, dict(cost))
         return Routing(None, last, asked, confidences, dict(cost))
@@ -312,7 +311,7 @@ class CascadeRunner:
                         seen[row] = (*seen[row], level)
                         if not self.leaves(k, level, slices[row]):
                             continue
-                        if isinstance(model, Router):
+                        if model.is_router:
                             sent_on.add(row)
                             continue
                     why = failed.get(row, ())
@@ -322,7 +321,7 @@ class CascadeRunner:
     def _sure(self, model: Model, answer: Answer) -> float:
         """Return the confidence of an answer of a model before the last."""
         # A router has one confidence, whatever the score of the others.
-        score = "confidence" if isinstance(model, Router) else self.score
+        score = "confidence" if model.is_router else self.score
         sure = answer_confidence(answer, score)
         if sure is None or np.isnan(sure):
             raise ValueError(f"{model.name} gave no confidence {self.score!r}.")
