@@ -181,7 +181,7 @@ def test_samples_must_differ(places, tmp_path):
     file = tmp_path / "cascade.toml"
     line = "confidence = { self_consistency = 4 }"
     file.write_text(places.models(line, "{ temperature = 0 }"))
-    with pytest.raises(ValueError, match="set parameters.temperature above 0"):
+    with pytest.raises(ValueError, match=r"set parameters\.temperature above 0"):
         ProxyConfig.load(file)
     file.write_text(places.models("confidence = {}"))
     with pytest.raises(ValueError, match="must have self_consistency, verifier or learned"):
