@@ -141,8 +141,8 @@ class ProxyService(Service):
         # The cascade that a request asks for, by each name that clients may use.
         self.by_name = {each.config.name: each for each in others}
         for each in (self, *others):
-            for model in (each.names[-1], each.upstreams.large.model):
-                self.by_name.setdefault(model, each)
+            for asked_name in (each.names[-1], each.upstreams.large.model):
+                self.by_name.setdefault(asked_name, each)
 
     def _watch(self, policy: Policy, share: float) -> AuditLog | None:
         audit = self.config.audit
