@@ -134,7 +134,7 @@ def test_errors_about_those_that_exit_are_noticed(broken):
 
 
 def apart_exits(n, risk, rng):
-    """A curve of 8 settings at which different samples exit, each with this conditional risk."""
+    """A curve of 8 settings at which different samples exit, with this conditional risk at each."""
     thresholds = np.full((9, 8), np.inf)
     thresholds[np.arange(1, 9), np.arange(8)] = 0.5
     confidences = np.eye(8, dtype=np.float32)[rng.integers(8, size=n)]
@@ -152,6 +152,55 @@ def test_where_labels_end_does_not_change_the_shares_of_those_that_exit():
         curve = apart_exits(1600, 0.1 + TINY, rng)
         found += any(rule.run(curve.cut(k), 0.1).index is not None for k in range(2, 10))
     check_rate(found, 600, 0.1)
+
+
+def share_passed_on_by_failures(curve, epsilon):
+    """Broken: a start hands its share of δ on even if a setting fails before the next start."""
+    rule, found = BOUNDS["binomial"], False
+    for k in range(1, 9):
+        rows = np.flatnonzero(curve.left_at(k))
+        alone = replace(curve, selective=False).only(k, rows)
+        found |= rule.passes(alone, np.arange(len(rows)), epsilon, k * 0.1 / 8)[0]
+    return found
+
+
+def test_the_starts_of_those_that_exit_pass_their_share_of_delta_on():
+    """Seven starts without a loss hand all of δ to the last, whose risk is ε + 1e-6."""
+    rng = np.random.default_rng(0)
+    rule, bad = ss.Control("ucb", "binomial"), 0.1 + TINY
+    last = np.r_[np.zeros(7), bad]
+    found = sum(rule.run(apart_exits(1600, last, rng), 0.1).index == 8 for _ in range(600))
+    check_rate(found, 600, 0.1)
+    assert found > 600 * 0.1 / 8 * 2  # δ / 8 alone would allow 1.25 %
+    curves = [apart_exits(1600, bad, rng) for _ in range(300)]
+    check_rate(sum(rule.run(curve, 0.1).index is not None for curve in curves), 300, 0.1)
+    with pytest.raises(RefutedError):
+        check_rate(sum(share_passed_on_by_failures(curve, 0.1) for curve in curves), 300, 0.1)
+
+
+def slices_apart(n, rng):
+    """Four slices of exits: the risk of each is ε + 1e-6 at a setting of its own, 0 elsewhere."""
+    return [apart_exits(n, np.where(np.arange(8) == k, 0.1 + TINY, 0.0), rng) for k in range(4, 8)]
+
+
+def each_slice_alone(curves):
+    """Broken: the settings that all slices certify, each in a walk of its own."""
+    found = [set(ss.Control("ucb", "binomial").run(curve, 0.1).certified) for curve in curves]
+    return set.intersection(*found)
+
+
+def test_slices_of_those_that_exit_walk_together():
+    """All slices must pass at a setting; in walks of their own, each makes mistakes of its own."""
+    rng = np.random.default_rng(0)
+    rule, levels = ss.Control("ucb", "binomial"), [0.1] * 4
+    draws = [slices_apart(1600, rng) for _ in range(200)]
+    mistakes = [set(rule.among_exits(each, levels, 0.1)) & {5, 6, 7, 8} for each in draws]
+    check_rate(sum(map(bool, mistakes)), 200, 0.1)
+    alone = [each_slice_alone(each) & {5, 6, 7, 8} for each in draws]
+    with pytest.raises(RefutedError):
+        check_rate(sum(map(bool, alone)), 200, 0.1)
+    fine = [apart_exits(1600, 0.02, rng) for _ in range(4)]
+    assert 8 in rule.among_exits(fine, levels, 0.1)
 
 
 def test_those_that_exit_are_certified_where_they_can_be():
