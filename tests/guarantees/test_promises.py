@@ -47,6 +47,73 @@ def test_the_mean_of_the_worst_share_keeps_its_failure_probability():
         check_rate(int((observed <= 0.1).sum()), DRAWS, 0.1)
 
 
+HALF = 0.5
+"""The share whose mean loss is bounded here."""
+
+
+def uniform(rng, size, worst):
+    """Losses of which the worse half loses `worst` on average, and a bit."""
+    return rng.random(size) * worst / 0.75 * (1 + 1e-4)
+
+
+def counted_from(losses, cuts):
+    """Losses that count from given points, which are divided by the share."""
+    return columns(HALF * cuts + np.maximum(losses / HALF - cuts, 0.0), high=1 / HALF)
+
+
+def row_before(losses):
+    """As cuts, the losses of the row before: earlier samples decide them, not earlier groups."""
+    return np.vstack([np.zeros(losses.shape[1]), losses[:-1]]) / HALF
+
+
+def test_the_worst_share_counts_from_earlier_samples():
+    """At the null it errs with probability at most δ; cuts that know the sample itself do not."""
+    rng = np.random.default_rng(0)
+    losses = uniform(rng, (150, DRAWS), 0.6)
+    for bound in ("star", "wsr"):
+        check_rate(certified(columns(losses).worst_mean(HALF), 0.6, bound), DRAWS, 0.1)
+    check_rate(certified(counted_from(losses, row_before(losses)), 0.6, "star"), DRAWS, 0.1)
+    with pytest.raises(RefutedError):
+        check_rate(certified(counted_from(losses, losses / HALF), 0.6, "star"), DRAWS, 0.1)
+    assert certified(columns(uniform(rng, (150, 50), 0.3)).worst_mean(HALF), 0.6, "star") > 15
+
+
+def test_the_worst_share_of_groups_counts_from_earlier_groups():
+    """Ten rows of a group have one loss: a cut that any of them decides knows the others'."""
+    rng = np.random.default_rng(0)
+    groups = np.repeat(np.arange(100), 10)
+    losses = np.repeat(uniform(rng, (100, 300), 0.6), 10, axis=0)
+    curve = columns(losses).worst_mean(HALF).drawn(groups=groups)
+    check_rate(certified(curve, 0.6, "star"), 300, 0.1)
+    known = counted_from(losses, row_before(losses)).drawn(groups=groups)
+    with pytest.raises(RefutedError):
+        check_rate(certified(known, 0.6, "star"), 300, 0.1)
+    better = columns(np.repeat(uniform(rng, (100, 50), 0.3), 10, axis=0)).worst_mean(HALF)
+    assert certified(better.drawn(groups=groups), 0.6, "star") > 15
+
+
+def test_a_worst_share_of_rare_losses_is_certified_from_earlier_cuts_only():
+    """The worst tenth loses .2: at .26 counting from 0 certifies nothing, whatever n."""
+    losses = np.minimum(np.random.default_rng(0).exponential(0.06, (1000, 20)), 1.0)
+    assert certified(columns(losses).worst_mean(0.1), 0.26, "star") > 10
+    assert certified(columns(losses).worst_mean(0.1, 0.0), 0.26, "star") == 0
+
+
+def test_the_empirical_worst_share_is_the_mean_of_the_largest_losses():
+    """For plain samples, in groups of equal size, and with weights that count samples twice."""
+    rng = np.random.default_rng(0)
+    losses = rng.random((100, 3))
+    largest = np.sort(losses, axis=0)[-20:].mean(axis=0)
+    worst = columns(losses).worst_mean(0.2)
+    np.testing.assert_allclose(worst.risk(), largest)
+    np.testing.assert_allclose(worst.drawn(groups=np.arange(100) // 5).risk(), largest)
+    twice = np.r_[np.full(40, 1.25), np.full(20, 2.5), np.zeros(40)]
+    weighted = worst.drawn(weights=twice, max_weight=2.5)
+    rows = np.r_[np.arange(60), np.arange(40, 60)]
+    np.testing.assert_allclose(weighted.risk(), np.sort(losses[rows], axis=0)[-16:].mean(axis=0))
+    assert weighted.risk_at(1) == pytest.approx(weighted.risk()[1])
+
+
 # ----------------------------------------------------------------------------------- weights
 
 

@@ -46,7 +46,7 @@ class Promise:
         Against labels, relative to the full model; or against the full model's output.
     above : float, optional
         Bound the probability that the loss is above this, instead of its mean. With `worst`, it is
-        the point from which losses count, 0 by default.
+        the point from which losses count; by default, earlier samples decide it.
     worst : float, optional
         Bound the mean loss of this share of the samples, the worst, instead of the mean of all.
     among : {"all", "exits"}

@@ -17,6 +17,7 @@ from swiftsure.curves.costs import deciding_costs, default_cost
 from swiftsure.curves.paths import Path
 from swiftsure.curves.pilots import PilotSamples
 from swiftsure.curves.sample_order import SampleOrder
+from swiftsure.curves.worst_share import Members, worst_share
 from swiftsure.losses import LossRange
 
 __all__ = ["RiskCurve"]
@@ -88,9 +89,12 @@ class RiskCurve:
     draws : Condition or None
         What calibration and production samples are, if not draws of one distribution.
     above : float or None
-        If losses are 1 where another loss is above this, else 0: that limit; see `tail`.
+        If losses are 1 where another loss is above this, else 0: that limit; see `tail`. With
+        `worst`, the point from which losses count; None if earlier samples decide it.
     worst : float or None
-        If the risk bounds the mean of the worst share of the losses: that share; see `worst_mean`.
+        If the risk is the mean of the worst share of the losses: that share; see `worst_mean`.
+    members : Members or None
+        The samples that rows were made of, if a worst share has to look at each of them.
     max_weight : float or None
         The largest weight, if losses are weighted; see `weighted`.
     selective : bool
@@ -128,6 +132,7 @@ class RiskCurve:
     draws: Condition | None = None
     above: float | None = None
     worst: float | None = None
+    members: Members | None = field(repr=False, compare=False, default=None)
     max_weight: float | None = None
     selective: bool = False
     branches: Branches | None = None
@@ -342,6 +347,7 @@ class RiskCurve:
             self,
             thresholds=path.thresholds,
             data=self.data._replace(thresholds=thresholds),
+            members=None if self.members is None else self.members.along(thresholds),
             _nested=bool((thresholds[1:] <= thresholds[:-1]).all()),
         ).taken_along(path)
 
@@ -432,8 +438,12 @@ class RiskCurve:
     def risk(self, rows: Rows | None = None) -> Floats:
         """Return the mean loss at each setting, (K,): over samples or groups, as `average` says.
 
-        If `selective`, over the samples that exit early; 0 where none does.
+        If `selective`, over the samples that exit early; 0 where none does. Of a worst share, the
+        mean over that share of the samples.
         """
+        if self.follows:
+            chosen = self._rows(rows)
+            return np.asarray([self._worst_share(k, chosen) for k in range(self.n_settings)])
         counted = np.asarray(self.counted(rows))
         risk: Floats = self.totals(rows)[0] / np.where(counted > 0, counted, 1.0)
         return risk
@@ -453,12 +463,29 @@ class RiskCurve:
 
     def risk_at(self, index: int) -> float:
         """Return the mean loss at one setting; if `selective`, of the samples that exit early."""
+        if self.follows:
+            return self._worst_share(index, self._rows(None))
         total = self.loss_at(index).sum()
         if self.sizes is not None:
             return float(total / (self.sizes[:, index].sum() or 1.0))
         if self.selective:
             return float(total / max(1, self.left_at(index).sum()))
         return float(total / self.weight())
+
+    @property
+    def follows(self) -> bool:
+        """Whether the point from which a worst share counts is that of the samples themselves."""
+        plain = not self.grouped and self.max_weight is None
+        return self.worst is not None and self.above is None and (plain or self.members is not None)
+
+    def _worst_share(self, index: int, rows: Rows) -> float:
+        part = 1.0 if self.worst is None else self.worst
+        if self.members is not None:
+            values, weights, _ = self.members.column(index, rows)
+            return worst_share(values, weights, part)
+        if self.selective:
+            rows = rows[self.left_at(index)[rows]]
+        return worst_share(self._column(index, rows)[:, 0], np.ones(len(rows)), part)
 
     def left_at(self, index: int) -> NDArray[np.bool_]:
         """Return which samples exit early at one setting, (n,)."""
@@ -486,6 +513,7 @@ class RiskCurve:
             ),
             weights=None if self.weights is None else self.weights[chosen],
             sizes=None if self.sizes is None else self.sizes[chosen],
+            members=None if self.members is None else self.members.take(chosen),
         )
 
     def tail(self, above: float) -> "RiskCurve":
@@ -512,26 +540,27 @@ class RiskCurve:
             data=self._mapped(lambda losses: (losses > limit).astype(np.float64)),
         )
 
-    def worst_mean(self, share: float, above: float = 0.0) -> "RiskCurve":
-        """Return a curve whose risk is at least the mean loss of the worst share of the samples.
+    def worst_mean(self, share: float, above: float | None = None) -> "RiskCurve":
+        """Return a curve whose risk is the mean loss of the worst share of the samples.
 
-        For every t, t + E[(loss − t)⁺] / share is at least that mean (the conditional value at
-        risk), and equal to it if t is the quantile that cuts off the share. With t = 0, the
-        default, it is equal if at most this share of the losses is above 0.
+        For every t, t + E[(ℓ − t)⁺] / share is at least that mean (the conditional value at
+        risk), and equal to it if t is the quantile that cuts off the share. Bets take t, at least
+        0, from the units before the one that they bet on. Other tests count from 0, which is as
+        good if at most this share of the losses is above 0.
 
         Parameters
         ----------
         share : float
             In (0, 1), such as 0.1 for the worst tenth.
-        above : float
-            t, fixed before the data are seen.
+        above : float, optional
+            t, fixed before the data are seen; risks are then the upper estimate with this t.
 
         References
         ----------
         Rockafellar and Uryasev (2000), Optimization of conditional value-at-risk.
         """
         part = checks.between("worst", share, 0.0, 1.0)
-        limit = checks.number("above", above)
+        limit = 0.0 if above is None else checks.number("above", above)
         high = self.loss_range.high
         if not 0 <= limit < high:
             raise ValueError(f"`above` must be in [0, {high:g}), but got {limit:g}.")
@@ -539,7 +568,7 @@ class RiskCurve:
         return replace(
             self,
             loss_range=LossRange(limit, limit + (high - limit) / part),
-            above=limit,
+            above=None if above is None else limit,
             worst=part,
             data=self._mapped(lambda losses: limit + np.maximum(losses - limit, 0.0) / part),
         )
@@ -547,7 +576,7 @@ class RiskCurve:
     def transformed(self, above: float | None, worst: float | None) -> "RiskCurve":
         """Return the curve of a tail or of the worst share, or this one if neither is given."""
         if worst is not None:
-            return self.worst_mean(worst, 0.0 if above is None else above)
+            return self.worst_mean(worst, above)
         return self if above is None else self.tail(above)
 
     def drawn(
@@ -609,6 +638,7 @@ class RiskCurve:
                 low, high = self.loss_range.low, self.loss_range.high
                 return replace(
                     curve,
+                    members=curve._members(np.arange(self.n), weights, np.ones(self.n)),
                     # A weight may be 0, so losses of at least t > 0 may be 0 too.
                     loss_range=LossRange(min(0.0, max_weight * low), max_weight * high),
                     costs={k: self._weighted_cost(v, weights) for k, v in self.costs.items()},
@@ -670,6 +700,7 @@ class RiskCurve:
             full_costs=full_costs,
             weights=np.bincount(codes, weights) / divisors,
             sizes=sums(counted) if self.selective else None,
+            members=self._members(codes, weights, divisors),
             data=_kernels.Losses(
                 table,
                 np.empty((len(table), 0), np.float32),
@@ -679,6 +710,13 @@ class RiskCurve:
             ),
             _nested=False,
         )
+
+    def _members(self, codes: Rows, weights: Floats, divisors: NDArray[Any]) -> Members | None:
+        """Return the single samples, if the units of a worst share have to look at each."""
+        if self.worst is None or self.above is not None:
+            return None
+        units = np.arange(len(divisors))
+        return Members(self.data, weights, codes, divisors, self.selective, units)
 
     def _weighted_cost(self, cost: Floats, weights: Floats) -> Floats:
         """Return each sample's costs times its share of the weights, (n, n_exits) or (n, K)."""
@@ -694,6 +732,7 @@ class RiskCurve:
             self,
             loss_range=LossRange(0, 1),
             selective=False,
+            worst=None,
             data=self._mapped(lambda losses: np.tile(values, (len(losses), 1))),
         )
 
@@ -704,8 +743,9 @@ class RiskCurve:
     def _refuse_transformed(self, name: str) -> None:
         if self.grouped or self.max_weight is not None:
             raise ValueError(f"`{name}` must be asked for before samples are grouped or weighted.")
-        if self.above is not None:
-            raise ValueError(f"`{name}` does not go with a curve of losses above {self.above:g}.")
+        if self.above is not None or self.worst is not None:
+            what = f"above {self.above or 0:g}" if self.worst is None else "of the worst share"
+            raise ValueError(f"`{name}` does not go with a curve of losses {what}.")
 
     @property
     def test_sizes(self) -> Floats | None:
@@ -751,6 +791,7 @@ class RiskCurve:
             full_costs={},
             weights=None if self.weights is None else self.weights[rows],
             sizes=None if self.sizes is None else self.sizes[rows, index : index + 1],
+            members=None if self.members is None else self.members.only(index, rows),
             data=_kernels.Losses(column, *nothing, self.strict, self.min_exit),
             _nested=False,
         )
@@ -833,7 +874,9 @@ class RiskCurve:
 
     def _costs_as_losses(self, values: Floats) -> "RiskCurve":
         """Return a curve with costs in place of losses; costs are means over all samples."""
-        return replace(self, selective=False, sizes=None, data=self.data._replace(values=values))
+        return replace(
+            self, selective=False, sizes=None, worst=None, data=self.data._replace(values=values)
+        )
 
     def full_cost(self, name: str, rows: Rows | None = None) -> float:
         """Return the mean cost of running the full model alone, on all samples or some rows."""
@@ -907,6 +950,7 @@ class RiskCurve:
             full_costs={**self.full_costs, **dict(zip(alone, full_costs, strict=True))},
             weights=None if self.weights is None else self.weights.take(order),
             sizes=None if self.sizes is None else self.sizes[order],
+            members=None if self.members is None else self.members.take(order),
             shuffled_with=seed,
             order=self.order.replaced_by(seed),
             data=self.data._replace(values=values, confidences=confidences),

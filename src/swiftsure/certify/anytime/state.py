@@ -99,6 +99,7 @@ class TestedRows:
             conditions=self.conditions,
             weights=None if template.weights is None else self.weights.values[:, 0],
             sizes=None if template.sizes is None else self.sizes.values,
+            members=None,
             data=self.losses,
         )
 
