@@ -93,8 +93,8 @@ def serve_upstream(port: int, pipe: Connection) -> None:
 def serve_proxy(port: int, upstream: int, folder: str, pipe: Connection) -> None:
     """Serve a cascade of the upstream and itself."""
     from swiftsure import ExitRecord, calibrate
+    from swiftsure.serve.lifecycle import listen, run
     from swiftsure.serve.proxy import ProxyConfig, create_proxy
-    from swiftsure.serve.running import listen, run
 
     model = f'[[models]]\nbase_url = "http://127.0.0.1:{upstream}/v1"\nlogprobs = 5\n'
     path = Path(folder) / "cascade.toml"

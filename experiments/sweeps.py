@@ -92,7 +92,7 @@ class SweepResult:
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
         """Return the tables to print, by title."""
-        loss, splits = self.study.about.loss, self.study.splits
+        loss, splits = self.study.about.statistic.loss, self.study.splits
         return {f"Means over {splits} splits: {loss}, {self.title}": self.table()}
 
     def write(self, folder: str | os.PathLike[str]) -> list[Path]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-PAGES = sorted(DOCS.glob("*.md"))
+PAGES = sorted(DOCS.rglob("*.md"))
 GALLERY = sorted((DOCS / "gallery").glob("*.py"))
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -16,7 +16,7 @@ def blocks(page: Path) -> list[str]:
     return BLOCK.findall(page.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda page: page.stem)
 def test_examples_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {}
@@ -36,7 +36,7 @@ def test_a_program_of_the_gallery_runs(script, tmp_path, monkeypatch, capsys):
 
 
 def test_the_gallery_shows_every_program():
-    page = (DOCS / "gallery.md").read_text(encoding="utf-8")
+    page = (DOCS / "guides" / "gallery.md").read_text(encoding="utf-8")
     assert GALLERY
     assert all(f'--8<-- "{script.name}"' in page for script in GALLERY)
 

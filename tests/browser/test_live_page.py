@@ -13,8 +13,8 @@ if any(find_spec(name) is None for name in ("prometheus_client", "starlette", "u
 
 from swiftsure.serve import ExitCosts, Limits, create_app, start
 from tests.browser.driver import PATIENCE
-from tests.serve.builders import Adder, Client, guard_of, policy_of, wait_until
-from tests.serve.test_watching import watcher_of
+from tests.serve.builders import Adder, Client, manager_of, policy_of, wait_until
+from tests.serve.test_audit_log import audit_log_of
 
 SHOWN = """
 const text = (id) => document.getElementById(id).textContent;
@@ -55,12 +55,12 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def served(tmp_path, monkeypatch):
-    monkeypatch.setattr("swiftsure.serve.watching.SETTLE", 0.0)
-    monkeypatch.setattr("swiftsure.serve.watching.PAUSE", 0.05)
+    monkeypatch.setattr("swiftsure.serve.audit_log.SETTLE", 0.0)
+    monkeypatch.setattr("swiftsure.serve.audit_log.PAUSE", 0.05)
     engine = Adder(policy_of())
     engine.costs = {"flops": ExitCosts((1.0, 2.0, 4.0), 4.0)}
-    watcher = watcher_of(engine, tmp_path)
-    app = create_app(engine, Limits(max_wait_ms=0), guard=guard_of(watcher), audit_rate=1.0)
+    audit_log = audit_log_of(engine, tmp_path)
+    app = create_app(engine, Limits(max_wait_ms=0), manager=manager_of(audit_log), audit_rate=1.0)
     with start(app) as address:
         yield engine, address
 
@@ -92,8 +92,8 @@ def test_the_page_follows_the_server_into_an_alarm(browser, served, clock):
 
 def test_idle_time_is_left_empty_and_the_evidence_has_an_axis(browser, tmp_path, clock):
     """Requests for 10 s, none for 80 s, and again for 10 s."""
-    watcher = watcher_of(Adder(policy_of()), tmp_path)
-    app = create_app(Adder(policy_of()), guard=guard_of(watcher), audit_rate=1.0)
+    audit_log = audit_log_of(Adder(policy_of()), tmp_path)
+    app = create_app(Adder(policy_of()), manager=manager_of(audit_log), audit_rate=1.0)
     history = app.state.service.live._history
     for second in range(101):
         answered = min(second, 10) + max(0, second - 90)

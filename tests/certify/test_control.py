@@ -12,6 +12,7 @@ import swiftsure as ss
 from swiftsure.certify import bounds, control
 from swiftsure.certify.control import Control
 from swiftsure.curves.conditions import Condition
+from swiftsure.curves.transforms import zero_bounded
 from tests.builders import exit_cases, random_record, refused, table_curve
 from tests.guarantees.rules import UP_TO_ONE
 
@@ -62,13 +63,12 @@ def test_the_walk_agrees_with_a_test_of_each_setting(case, bound, epsilon):
         np.repeat(confidences, times, axis=0),
         np.clip(np.abs(np.repeat(losses, times, axis=0)), 0, 1 if bound == "binomial" else 2),
         path,
-        {},
         ss.LossRange(0, 1 if bound == "binomial" else 2),
-        **rule,
+        rule=ss.ExitRule(**rule),
     )
     epsilon = epsilon * curve.loss_range.high / 2
     result = control.ucb(curve, epsilon, DELTA, bound)
-    seen = curve.shuffled(0) if bounds.BOUNDS[bound].uses_order else curve
+    seen = curve.shuffled(curve.order.seed) if bounds.BOUNDS[bound].uses_order else curve
     expected = None
     for k in range(1, curve.n_settings):
         column = seen.loss_at(k)
@@ -133,7 +133,7 @@ def test_zero_bounded_selects_on_the_positive_part():
     curve = ss.RiskCurve.from_losses([None, 0], losses)
     assert control.ucb(curve, 0.2).index == 1
     assert control.ucb(curve, 0.2, zero_bounded=True).index is None
-    assert control.ucb(curve.zero_bounded(), 0.2).index is None
+    assert control.ucb(zero_bounded(curve), 0.2).index is None
     assert control.ucb(curve, 0.2, zero_bounded=True).options == {"zero_bounded": True}
 
 
@@ -201,7 +201,7 @@ def test_crc_starts_the_running_maximum_at_the_full_models_zero():
 def test_crc_takes_relative_losses_of_a_path_without_the_full_model():
     for ones, index in [([9, 9], 1), ([9, 10], 0), ([10, 0], None), ([0, 10], 0)]:
         curve = table_curve(ones, n=N, relative=None)
-        assert (curve.relative, curve.full_model_first) == (True, False)
+        assert (curve.statistic.relative, curve.full_model_first) == (True, False)
         assert control.crc(curve, EPSILON + 1e-9).index == index
 
 
@@ -291,7 +291,7 @@ def test_a_result_says_what_was_done():
 
 
 def test_conditions_name_groups_and_binary_losses():
-    grouped = table_curve([0, 1], groups=np.arange(200) // 2)
+    grouped = table_curve([0, 1]).grouped(np.arange(200) // 2)
     assert control.ucb(grouped, EPSILON).conditions[0]["unit"] == "groups"
     binary = control.ucb(table_curve([0, 1], binary=True), EPSILON)
     assert "0 or 1" in [dict(each.facts).get("kind") for each in binary.conditions]
@@ -353,7 +353,7 @@ def test_auto_is_exact_only_where_losses_are_declared_whole():
 def test_asking_for_the_binomial_test_checks_the_losses():
     assert control.ucb(table_curve([0, 1]), EPSILON, bound="binomial").index == 1
     with pytest.raises(ValueError, match="`losses` is declared whole"):
-        control.ucb(table_curve([0, 1], groups=np.arange(200) // 2), EPSILON, bound="binomial")
+        control.ucb(table_curve([0, 1]).grouped(np.arange(200) // 2), EPSILON, bound="binomial")
 
 
 # Bad input

@@ -1,7 +1,7 @@
 """Everything goes with everything: every promise, on every record, in every way.
 
-A cell is "yes", or a refusal that `NOTES` explains. The table in docs/promises.md is made here:
-`python -m tests.certify.test_matrix` writes it.
+A cell is "yes", or a refusal that `NOTES` explains. The table in docs/concepts/promises.md is made
+here: `python -m tests.certify.test_matrix` writes it.
 """
 
 import importlib
@@ -18,7 +18,7 @@ import pytest
 
 import swiftsure as ss
 
-DOCS = Path(__file__).parents[2] / "docs" / "promises.md"
+DOCS = Path(__file__).parents[2] / "docs" / "concepts" / "promises.md"
 BEGIN, END = "<!-- matrix: begin -->", "<!-- matrix: end -->"
 
 PATH = (0.95, 0.8, 0.6, 0.4, 0.2)

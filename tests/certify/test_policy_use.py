@@ -12,6 +12,8 @@ import swiftsure as ss
 from swiftsure.certify.bounds import BOUNDS
 from swiftsure.certify.control import Control
 from swiftsure.curves.risks import RISKS
+from swiftsure.curves.sampling import Sampling
+from swiftsure.curves.transforms import tail, worst_mean
 from swiftsure.exits import exit_indices
 from tests.builders import random_record, request_of
 
@@ -681,9 +683,12 @@ def test_a_policy_is_evaluated_on_its_own_system_only():
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        (lambda curve: curve.tail(0.1), "brier gap > 0.1"),
-        (lambda curve: curve.worst_mean(0.1), "brier gap, worst 10 %"),
-        (lambda curve: curve.drawn(weights=WEIGHTS, max_weight=1.5), "brier gap (weighted)"),
+        (lambda curve: tail(curve, 0.1), "brier gap > 0.1"),
+        (lambda curve: worst_mean(curve, 0.1), "brier gap, worst 10 %"),
+        (
+            lambda curve: Sampling(weights=WEIGHTS, max_weight=1.5).applied(curve),
+            "brier gap (weighted)",
+        ),
     ],
 )
 def test_a_study_says_what_its_risk_is(changed, words):

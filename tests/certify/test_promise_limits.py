@@ -7,6 +7,8 @@ import pytest
 
 import swiftsure as ss
 from swiftsure._lib.files import json_checksum
+from swiftsure.curves.sampling import Sampling
+from swiftsure.curves.transforms import tail
 from swiftsure.study.simulate import Population
 from tests.builders import refused, request_of
 
@@ -51,17 +53,17 @@ def test_a_curve_is_transformed_once(record):
     """The limit in a certificate would otherwise be another than that of the losses."""
     curve = record.curve(loss="brier", path=PATH)
     with refused("above"):
-        request_of(epsilon=0.05, above=0.1).run(curve.tail(0.5))
+        request_of(epsilon=0.05, above=0.1).run(tail(curve, 0.5))
     with refused("worst"):
-        request_of(epsilon=0.05, worst=0.1).run(curve.tail(0.5))
-    groups = np.arange(1000) // 2
+        request_of(epsilon=0.05, worst=0.1).run(tail(curve, 0.5))
+    groups, weighted = np.arange(1000) // 2, Sampling(weights=np.ones(1000), max_weight=2.0)
     for drawn in (
-        curve.drawn(weights=np.ones(1000), max_weight=2.0),
-        curve.drawn(groups=groups),
-        curve.drawn(groups=groups, weights=np.ones(1000), max_weight=2.0),
+        weighted.applied(curve),
+        curve.grouped(groups),
+        weighted.applied(curve, groups),
     ):
         with refused("groups"):
-            drawn.drawn(groups=groups)
+            drawn.grouped(groups)
         with refused("above"):
             request_of(epsilon=0.05, above=0.1).run(drawn)
 

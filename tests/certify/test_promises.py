@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import swiftsure as ss
+from swiftsure.curves.sampling import Sampling
+from swiftsure.curves.transforms import worst_mean
 from swiftsure.study.simulate import Population
 from tests.builders import refused, request_of, table_curve
 
@@ -92,7 +94,7 @@ def test_the_mean_of_the_worst_share(record):
     curve = record.curve(loss="brier", path=PATH)
     cut = float(np.quantile(here, 0.8))
     index = policy.certificate.index
-    assert curve.worst_mean(0.2, max(cut, 0.0)).risk_at(index) >= worst - 1e-9
+    assert worst_mean(curve, 0.2, max(cut, 0.0)).risk_at(index) >= worst - 1e-9
     for wrong in ({"worst": 0.0}, {"worst": 1.0}, {"worst": 0.1, "above": 2.0}):
         with pytest.raises(ValueError, match=r"`(worst|above)`"):
             request_of(loss="brier", epsilon=0.3, **wrong).run(record)
@@ -328,11 +330,11 @@ def test_weights_by_slice(record):
 
 def test_weights_of_one_change_nothing_but_the_test(record):
     curve = record.curve(loss="brier", path=PATH)
-    part = curve.drawn(weights=np.tile([1.0, 0.5], 500), max_weight=1.0, part=True)
+    part = Sampling(weights=np.tile([1.0, 0.5], 500), max_weight=1.0, part=True).applied(curve)
     np.testing.assert_allclose(
         part.take(np.arange(0, 1000, 2)).risk(), curve.risk(np.arange(0, 1000, 2))
     )
-    same = curve.drawn(weights=np.ones(1000), max_weight=1.0)
+    same = Sampling(weights=np.ones(1000), max_weight=1.0).applied(curve)
     assert np.array_equal(same.losses(), curve.losses())
     assert same.loss_range == curve.loss_range
 

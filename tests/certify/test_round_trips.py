@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import swiftsure as ss
+from swiftsure.curves.transforms import tail, worst_mean, zero_bounded
 from tests.builders import random_record, request_of, table_curve
 
 N = 900
@@ -144,7 +145,7 @@ OTHERS = {
     ),
     "a budget": lambda _: ss.planning.lowest_epsilon(RECORD, saving=0.3, loss="zero_one").policy,
     "the budget of a tail": lambda _: (
-        ss.planning.lowest_epsilon(RECORD.curve("gap", "brier").tail(0.1), saving=0.3).policy
+        ss.planning.lowest_epsilon(tail(RECORD.curve("gap", "brier"), 0.1), saving=0.3).policy
     ),
     "a budget for nothing": lambda _: (
         ss.planning.lowest_epsilon(
@@ -159,10 +160,10 @@ OTHERS = {
         ).policy
     ),
     "the budget of the worst share": lambda _: (
-        ss.planning.lowest_epsilon(RECORD.curve("gap", "brier").worst_mean(0.2), saving=0.3).policy
+        ss.planning.lowest_epsilon(worst_mean(RECORD.curve("gap", "brier"), 0.2), saving=0.3).policy
     ),
     "the budget of a zero-bounded gap": lambda _: (
-        ss.planning.lowest_epsilon(RECORD.curve("gap", "brier").zero_bounded(), saving=0.3).policy
+        ss.planning.lowest_epsilon(zero_bounded(RECORD.curve("gap", "brier")), saving=0.3).policy
     ),
     "the budget of few": lambda _: (
         ss.planning.lowest_epsilon(RECORD.take(np.arange(4)), saving=0.3, loss="zero_one").policy
@@ -237,7 +238,7 @@ OTHERS = {
     ),
     "a curve of exits": lambda _: ss.calibrate(RECORD.curve("gap", "zero_one"), epsilon=0.3),
     "a curve of a tail": lambda _: ss.calibrate(
-        RECORD.curve("gap", "brier").tail(0.1), epsilon=0.3
+        tail(RECORD.curve("gap", "brier"), 0.1), epsilon=0.3
     ),
     "a curve of groups": lambda _: ss.calibrate(BY_SAMPLE.curve("gap", "zero_one"), epsilon=0.3),
     "a dear setting": lambda _: ss.calibrate(

@@ -62,7 +62,7 @@ def test_from_a_model_to_a_policy_of_what_runs(here):
     [
         (["export", "own_nets:build"], "`--output` and `--data` must be given"),
         (["export", "own_nets:build", "--data", "own_nets:none", "-o", "f"], "at least one batch"),
-        (["export", ".", "--int8"], "takes a policy and --triton"),
+        (["export", ".", "--int8"], "takes a policy, --triton and --single-file"),
         (["collect", "--data", "own_nets:data"], "Pass either a folder"),
         (["collect", ".", "--data", "own_nets:data"], "has no manifest"),
     ],

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import swiftsure as ss
+from swiftsure.curves.transforms import zero_bounded
 from tests.builders import LEVELS, along_path, exit_cases, random_record, refused
 
 
@@ -20,9 +21,9 @@ def curve_of(confidences, losses, path, costs, rule):
         confidences,
         losses,
         path,
-        {"shared": np.arange(1.0, losses.shape[1] + 1), "own": costs},
         ss.LossRange(-2, 2),
-        **rule,
+        rule=ss.ExitRule(**rule),
+        costs={"shared": np.arange(1.0, losses.shape[1] + 1), "own": costs},
     )
 
 
@@ -44,7 +45,7 @@ def test_exit_form_equals_the_matrix(case):
     losses, shared, own, exits = matrices(case)
     assert (curve.n, curve.n_settings) == losses.shape
     assert curve.has_exits
-    assert curve.relative
+    assert curve.statistic.relative
     assert np.array_equal(curve.losses(), losses)
     np.testing.assert_allclose(curve.risk(), losses.mean(axis=0), atol=1e-12)
     for k in range(curve.n_settings):
@@ -72,7 +73,9 @@ def test_totals_of_many_samples_equal_those_of_the_matrix(path, rule):
     rng = np.random.default_rng(0)
     confidences = rng.choice(np.float32(LEVELS), size=(500, 4))
     losses = np.column_stack([rng.integers(-2, 3, size=(500, 4)), np.zeros(500)])
-    curve = ss.RiskCurve.from_exits(confidences, losses, path, {}, ss.LossRange(-2, 2), **rule)
+    curve = ss.RiskCurve.from_exits(
+        confidences, losses, path, ss.LossRange(-2, 2), rule=ss.ExitRule(**rule)
+    )
     matrix = along_path(losses, confidences, path.per_exit(5).tolist(), **rule)
     for table in (matrix, np.maximum.accumulate(matrix, axis=1)):
         sums, squares = curve.totals(monotone=table is not matrix)
@@ -95,11 +98,11 @@ def test_rows_select_samples_with_repeats(case, data):
 @given(exit_cases())
 def test_zero_bounded_is_the_positive_part(case):
     curve = curve_of(*case)
-    bounded = curve.zero_bounded()
+    bounded = zero_bounded(curve)
     assert np.array_equal(bounded.losses(), np.maximum(curve.losses(), 0.0))
     assert bounded.loss_range == ss.LossRange(0, 2)
-    assert bounded.risk_name == "zero-bounded gap"
-    assert bounded.zero_bounded() is bounded
+    assert bounded.statistic.risk == "zero-bounded gap"
+    assert zero_bounded(bounded) is bounded
     np.testing.assert_allclose(bounded.mean_cost("own"), curve.mean_cost("own"))
 
 
@@ -107,14 +110,14 @@ def test_zero_bounded_is_the_positive_part(case):
 def test_group_means_by_hand(case, data):
     curve = curve_of(*case)
     groups = data.draw(st.lists(st.sampled_from("abc"), min_size=curve.n, max_size=curve.n))
-    grouped = curve.drawn(groups=groups)
+    grouped = curve.grouped(groups)
     losses, shared, own, _ = matrices(case)
 
     def means(matrix):
         members = [[g == name for g in groups] for name in sorted(set(groups))]
         return np.asarray([matrix[rows].mean(axis=0) for rows in members])
 
-    assert grouped.grouped
+    assert grouped.units.grouped
     assert grouped.n == len(set(groups))
     np.testing.assert_allclose(grouped.losses(), means(losses), atol=1e-12)
     np.testing.assert_allclose(grouped.risk(), means(losses).mean(axis=0), atol=1e-12)
@@ -124,18 +127,18 @@ def test_group_means_by_hand(case, data):
 
 def test_group_means_are_no_longer_whole():
     curve = ss.RiskCurve.from_losses([1, 0], [[0, 1], [0, 0], [0, 1]], binary=True)
-    grouped = curve.drawn(groups=[7, 7, 8])
+    grouped = curve.grouped([7, 7, 8])
     assert grouped.losses().tolist() == [[0, 0.5], [0, 1]]
     assert curve.loss_range.binary
     assert grouped.loss_range == ss.LossRange(0, 1)
-    assert curve.drawn(groups=[3, 1, 2]).losses()[:, 1].tolist() == [0, 1, 1]  # by label
+    assert curve.grouped([3, 1, 2]).losses()[:, 1].tolist() == [0, 1, 1]  # by label
 
 
 @pytest.mark.parametrize("groups", [[1, 2], [[1], [2], [3]], []])
 def test_groups_of_another_length_are_refused(groups):
     curve = ss.RiskCurve.from_losses([1, 0], [[0, 1], [0, 0], [0, 1]])
     with refused("groups"):
-        curve.drawn(groups=groups)
+        curve.grouped(groups)
 
 
 def test_groups_are_not_mixed_up_by_a_shuffle():
@@ -143,7 +146,7 @@ def test_groups_are_not_mixed_up_by_a_shuffle():
     losses[::2, 1] = 1.0
     curve = ss.RiskCurve.from_losses([1, 0], losses).shuffled(0)
     try:
-        grouped = curve.drawn(groups=[0, 1] * 4)
+        grouped = curve.grouped([0, 1] * 4)
     except ValueError:
         return
     assert grouped.losses()[:, 1].tolist() == [1.0, 0.0]
@@ -270,7 +273,7 @@ def test_what_setting_0_is_is_declared_and_not_seen_from_the_losses(first, relat
                 ss.RiskCurve.from_losses([first, 0.9, 0.5], losses, relative=relative)
             continue
         curve = ss.RiskCurve.from_losses([first, 0.9, 0.5], losses, relative=relative)
-        assert (curve.relative, curve.full_model_first) == expected
+        assert (curve.statistic.relative, curve.full_model_first) == expected
 
 
 @pytest.mark.parametrize(
@@ -354,7 +357,6 @@ def test_more_than_rounding_is_refused(high, excess):
         ({"costs": [1.0, 2.0, math.nan]}, "costs"),
         ({"costs": {"flops": [["a"]]}}, "costs"),
         ({"costs": {"flops": np.ones((3, 3))}}, "costs"),
-        ({"groups": [1, 2, 3]}, "groups"),
     ],
 )
 def test_bad_input_is_refused_by_name(changes, name):
@@ -446,18 +448,17 @@ def test_a_shuffle_keeps_sizes_with_their_groups():
         losses,
         {"ms": losses + 1},
         loss_range=(0, 1),
-        groups=np.repeat(np.arange(4), [1, 2, 3, 4]),
-        average="sample",
-        max_group_size=5,
-    )
+    ).grouped(np.repeat(np.arange(4), [1, 2, 3, 4]), average="sample", max_size=5)
     shuffled = curve.shuffled(3)
-    assert curve.weights.tolist() == [0.2, 0.4, 0.6, 0.8]
-    assert shuffled.weights.tolist() != curve.weights.tolist()
-    np.testing.assert_allclose(shuffled.loss_at(1) / shuffled.weights, shuffled.weights / 2)
+    assert curve.units.weights.tolist() == [0.2, 0.4, 0.6, 0.8]
+    assert shuffled.units.weights.tolist() != curve.units.weights.tolist()
+    np.testing.assert_allclose(
+        shuffled.loss_at(1) / shuffled.units.weights, shuffled.units.weights / 2
+    )
     rows = np.asarray([0, 2])
     mine = np.isin(np.repeat(np.arange(4), [1, 2, 3, 4]), rows)
     np.testing.assert_allclose(curve.risk(rows), losses[mine].mean(axis=0))
     np.testing.assert_allclose(curve.mean_cost("ms", rows), 1 + losses[mine].mean(axis=0))
     assert curve.risk_at(1) == pytest.approx(losses[:, 1].mean())
-    other = replace(curve, weights=curve.weights / 2)
+    other = replace(curve, units=replace(curve.units, weights=curve.units.weights / 2))
     assert other.fingerprint() != curve.fingerprint()

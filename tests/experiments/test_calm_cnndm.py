@@ -127,7 +127,11 @@ def test_sizes_and_levels(result):
         assert study.labels == tuple(CONTROLS)
         assert (study.n_pool, study.splits, study.delta) == (150, 10, 0.2)
         np.testing.assert_array_equal(study.epsilons, LEVELS)
-        assert (study.about.risk, study.about.loss, study.cost) == ("gap", "rouge_l", "layers")
+        assert (study.about.statistic.risk, study.about.statistic.loss, study.cost) == (
+            "gap",
+            "rouge_l",
+            "layers",
+        )
         assert study.full_cost == 15.0
 
 

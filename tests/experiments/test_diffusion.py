@@ -90,9 +90,9 @@ def test_lpips_of_enlarged_images_comes_first_where_it_was_recorded(saved):
         costs=small.costs,
     )
     asked = {"n_calibration": 150, "splits": 2, "epsilons": LEVELS}
-    assert diffusion(both, **asked).study.about.loss == "lpips_64"
-    assert diffusion(both, loss="lpips", **asked).study.about.loss == "lpips"
-    assert diffusion(saved, **asked).study.about.loss == "lpips"
+    assert diffusion(both, **asked).study.about.statistic.loss == "lpips_64"
+    assert diffusion(both, loss="lpips", **asked).study.about.statistic.loss == "lpips"
+    assert diffusion(saved, **asked).study.about.statistic.loss == "lpips"
 
 
 def test_our_own_record_is_of_real_pairs():
@@ -106,4 +106,4 @@ def test_our_own_record_is_of_real_pairs():
     valid = [row for row in table if "paper" not in row["control"]]
     assert all(row["test risk"] <= row["ε"] for row in valid)
     assert all(row["layers saved, %"] > 15 for row in valid)
-    assert result.study.about.loss == "lpips_64"
+    assert result.study.about.statistic.loss == "lpips_64"

@@ -61,7 +61,7 @@ def test_every_size_risk_and_model_is_studied(result):
         for title, models in by_risk.items():
             assert list(models) == ["MSDNet, ImageNet", "my_network"]
             for study in models.values():
-                assert (study.about.risk, study.about.loss) == RISKS[title]
+                assert (study.about.statistic.risk, study.about.statistic.loss) == RISKS[title]
                 assert (study.n_calibration, study.draws, study.splits) == (n, 60, 10)
                 assert study.labels == tuple(CONTROLS)
 

@@ -24,16 +24,18 @@ import pytest
 
 from swiftsure.certify.policy import Policy
 from swiftsure.serve import (
+    AuditLog,
     Comparison,
-    Guard,
     Limits,
+    PolicyManager,
     PolicyStore,
-    Watcher,
     WorkerEngine,
+    audit_monitor,
     create_app,
     start,
-    watched_monitor,
-    watching,
+)
+from swiftsure.serve import (
+    audit_log as audit_logs,
 )
 from tests.serve.builders import Adder, Client, policy_of, wait_until
 from tests.serve.test_proxy import Setup
@@ -66,7 +68,7 @@ def told():
 
 
 def quicken():
-    watching.SETTLE, watching.PAUSE, watching.LATE = 0.2, 0.05, 1.0
+    audit_logs.SETTLE, audit_logs.PAUSE, audit_logs.LATE = 0.2, 0.05, 1.0
 
 
 def serve(folder, workers):
@@ -75,12 +77,12 @@ def serve(folder, workers):
     ahead, real = [0.0], time.time
     time.time = lambda: real() + ahead[0]
     engines = [WorkerEngine(told, 1) for _ in range(workers)] or [told()]
-    guard = Guard(
+    manager = PolicyManager(
         engines[0].policy,
-        watch=lambda policy, _: Watcher(policy, watched_monitor(policy, 1e-9), folder),
+        watch=lambda policy, _: AuditLog(policy, audit_monitor(policy, 1e-9), folder),
         store=PolicyStore(folder),
     )
-    app = create_app(engines, Limits(timeout=1.0), guard=guard, audit_rate=1.0)
+    app = create_app(engines, Limits(timeout=1.0), manager=manager, audit_rate=1.0)
     with start(app) as address:
         print(address, *(engine.pid for engine in engines if workers), flush=True)
         for line in sys.stdin:
@@ -290,7 +292,7 @@ def test_clocks_that_step(tmp_path, policy, servers, ahead):
 def test_an_upstream_that(tmp_path, monkeypatch, caplog, fault):
     """Its audits wait, or are lost."""
     for name, value in (("SETTLE", 0.2), ("PAUSE", 0.05), ("LATE", 1.0)):
-        monkeypatch.setattr(watching, name, value)
+        monkeypatch.setattr(audit_logs, name, value)
     with ExitStack() as stack:
         setup = Setup(stack, tmp_path / "proxy", rate=1.0)
         if fault == "hangs":
@@ -391,7 +393,7 @@ def test_all_at_once(disk, policy, servers):
     def settled():
         """Whether each complete line counts once."""
         written = sum(path.read_bytes().count(b"\n") for path in folder.glob("audits-*.jsonl"))
-        return watching.Watch.load(folder / "monitor.json").monitor.n == written > 0
+        return audit_logs.Watch.load(folder / "monitor.json").monitor.n == written > 0
 
     wait_for(settled)
     lines = [

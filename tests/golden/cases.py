@@ -601,11 +601,8 @@ def curve_of_groups():
     curve = ss.RiskCurve.from_losses(
         [None, 5, 4, 3, 2, 1],
         arrays(),
-        groups=np.arange(400) // 2,
-        average="sample",
-        max_group_size=2,
         order=7,
-    )
+    ).grouped(np.arange(400) // 2, average="sample", max_size=2)
     return ss.calibrate(curve, epsilon=0.1)
 
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import swiftsure as ss
+from swiftsure.curves.sampling import Sampling
 from tests.guarantees.checkers import (
     RefutedError,
     Task,
@@ -30,10 +31,9 @@ def copied(grouped, bound):
 
     def choose(losses, task, seed):
         rows = np.repeat(losses, COPIES, axis=0)
-        groups = np.repeat(np.arange(len(losses)), COPIES) if grouped else None
-        curve = ss.RiskCurve.from_losses(
-            [1.0, 0.5], rows, loss_range=(0, 1), relative=True, groups=groups
-        )
+        curve = ss.RiskCurve.from_losses([1.0, 0.5], rows, loss_range=(0, 1), relative=True)
+        if grouped:
+            curve = curve.grouped(np.repeat(np.arange(len(losses)), COPIES))
         return ss.control.ucb(curve, task.epsilon, task.delta, bound, seed=seed).index
 
     return choose
@@ -69,8 +69,7 @@ def test_groups_of_unequal_size_count_alike():
             np.column_stack([np.zeros(len(lost)), lost]),
             loss_range=(0, 1),
             relative=True,
-            groups=groups,
-        )
+        ).grouped(groups)
         assert curve.n == 50
         count += ss.control.ucb(curve, epsilon, 0.1, "star", seed=draw).index is not None
     check_rate(count, draws, 0.1)
@@ -91,8 +90,8 @@ def test_records_with_groups_are_tested_by_group():
 def test_means_of_groups_are_not_taken_for_counts():
     """The binomial test of group means is refused: they are not 0 or 1."""
     losses = np.column_stack([np.zeros(4), [1.0, 0.0, 0.0, 0.0]])
-    curve = ss.RiskCurve.from_losses(
-        [1.0, 0.5], losses, binary=True, relative=True, groups=[0, 0, 1, 1]
+    curve = ss.RiskCurve.from_losses([1.0, 0.5], losses, binary=True, relative=True).grouped(
+        [0, 0, 1, 1]
     )
     assert not curve.loss_range.binary
     with pytest.raises(ValueError, match="whole"):
@@ -142,8 +141,8 @@ class Users:
         losses, users = self.sample(n, rng)
         settings = np.arange(losses.shape[1])[::-1]
         return ss.RiskCurve.from_losses(
-            settings, losses, loss_range=(-1, 1), relative=True, groups=users, **average
-        )
+            settings, losses, loss_range=(-1, 1), relative=True
+        ).grouped(users, **average)
 
 
 def violations(users, task, n, draws, bound, **average):
@@ -210,7 +209,7 @@ WORLDS = {"few heavy users": FEW_HEAVY, "many heavy users": MANY_HEAVY}
 def test_the_risk_per_sample_keeps_the_failure_probability(bound, world):
     """P(certified) ≤ δ for a risk per request just above ε."""
     most = world["users"].most
-    violations(**world, draws=500, bound=bound, average="sample", max_group_size=most)
+    violations(**world, draws=500, bound=bound, average="sample", max_size=most)
 
 
 @pytest.mark.parametrize("bound", ["star", "wsr", "empirical_bernstein"])
@@ -230,7 +229,7 @@ def test_hoeffding_s_group_means_break_a_promise_per_sample_too():
 def test_settings_of_low_risk_per_sample_are_certified(bound):
     """The tests are not vacuous: a risk of 0 is certified with enough users."""
     users, rng = Users((0.0, 0.0), heavy=0.5, most=20), np.random.default_rng(0)
-    curve = users.curve(600, rng, average="sample", max_group_size=20)
+    curve = users.curve(600, rng, average="sample", max_size=20)
     assert ss.control.ucb(curve, 0.2, 0.1, bound).index == 1
 
 
@@ -250,7 +249,7 @@ def crc_mean_risk(draws, options, **average):
 @pytest.mark.parametrize("options", [{}, {"method": "ucb"}], ids=["monotone", "ucb"])
 def test_crc_keeps_the_mean_risk_per_sample(options):
     """E[risk per request] ≤ ε; running maxima, which lose nothing here, use most of it."""
-    mean = crc_mean_risk(800, options, average="sample", max_group_size=20)
+    mean = crc_mean_risk(800, options, average="sample", max_size=20)
     assert mean > (0.08 if not options else 0.0)
 
 
@@ -282,10 +281,7 @@ def test_every_outcome_of_six_groups(bound, epsilon, delta):
         [[0, loss] for size, loss in SMALL_AND_LARGE for _ in range(size)],
         loss_range=(0, 1),
         relative=True,
-        groups=[0, 1, *[2] * 4, *[3] * 4],
-        average="sample",
-        max_group_size=4,
-    )
+    ).grouped([0, 1, *[2] * 4, *[3] * 4], average="sample", max_size=4)
     outcomes = np.asarray(list(itertools.product(range(4), repeat=6)))
     test, levels_ = ss.bounds.BOUNDS[bound], np.asarray([epsilon])
     certified = [test.select(kinds, rows, levels_, delta, 1, 0)[0] == 1 for rows in outcomes]
@@ -318,10 +314,7 @@ def test_equal_sizes_make_both_promises_the_same(rule, losses, epsilon, size, de
             rows,
             loss_range=(0, 1),
             relative=True,
-            groups=groups,
-            average=average,
-            max_group_size=size if average == "sample" else None,
-        )
+        ).grouped(groups, average=average, max_size=size if average == "sample" else None)
         for average in ("group", "sample")
     )
     assert rule.run(by_group, epsilon, delta).index == rule.run(by_sample, epsilon, delta).index
@@ -348,9 +341,10 @@ def unequal(draw):
         losses,
         loss_range=(-1, 1),
         relative=True,
-        groups=np.repeat(np.arange(len(sizes)), sizes),
+    ).grouped(
+        np.repeat(np.arange(len(sizes)), sizes),
         average="sample",
-        max_group_size=draw(st.integers(5, 12)),
+        max_size=draw(st.integers(5, 12)),
     )
 
 
@@ -387,10 +381,7 @@ def test_stakes_that_know_epsilon_would_not_be_monotone():
         [1.0, 0.5],
         losses,
         relative=True,
-        groups=np.repeat(np.arange(n), sizes),
-        average="sample",
-        max_group_size=most,
-    )
+    ).grouped(np.repeat(np.arange(n), sizes), average="sample", max_size=most)
     epsilons, rows = np.linspace(0.02, 0.98, 49), np.arange(n)
     share = sizes / most
     filled = [
@@ -471,17 +462,17 @@ def test_a_study_shows_what_group_averages_hide():
 def grouped_curve(**options):
     """Three groups of 1, 2 and 3 samples."""
     losses = np.column_stack([np.zeros(6), [1, 0, 1, 0, 0, 1.0]])
-    settings = {"loss_range": (0, 1), "relative": True, "groups": [7, 8, 8, 9, 9, 9]}
-    return ss.RiskCurve.from_losses([1.0, 0.5], losses, **settings | options)
+    curve = ss.RiskCurve.from_losses([1.0, 0.5], losses, loss_range=(0, 1), relative=True)
+    return curve.grouped([7, 8, 8, 9, 9, 9], **options)
 
 
 def test_a_group_larger_than_declared_is_refused():
     """The limit is declared beforehand, and never taken from the data."""
     with pytest.raises(ValueError, match="it is 2 and group 9 has 3 samples"):
-        grouped_curve(average="sample", max_group_size=2)
-    with pytest.raises(ValueError, match="needs `max_group_size`"):
+        grouped_curve(average="sample", max_size=2)
+    with pytest.raises(ValueError, match="`max_size` must be given"):
         grouped_curve(average="sample")
-    curve = grouped_curve(average="sample", max_group_size=3)
+    curve = grouped_curve(average="sample", max_size=3)
     assert curve.risk().tolist() == [0.0, 0.5]
     assert grouped_curve().risk()[1] == pytest.approx((1 + 1 / 2 + 1 / 3) / 3)
 
@@ -489,13 +480,9 @@ def test_a_group_larger_than_declared_is_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"groups": None, "average": "group"}, "need groups"),
-        ({"groups": None, "average": "sample"}, "need groups"),
-        ({"groups": None, "max_group_size": 3}, "need groups"),
-        ({"groups": None, "average": "user"}, "need groups"),
         ({"average": "user"}, "`average` must be one of"),
-        ({"average": "group", "max_group_size": 3}, "goes with `average='sample'`"),
-        ({"average": "sample", "max_group_size": 0}, "`max_group_size` must be at least 1"),
+        ({"average": "group", "max_size": 3}, "is for `average='sample'`"),
+        ({"average": "sample", "max_size": 0}, "`max_size` must be at least 1"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, message):
@@ -506,8 +493,8 @@ def test_options_that_make_no_sense_are_refused(options, message):
 
 def test_samples_without_groups_are_averaged_per_sample():
     """Nothing needs to be said for it."""
-    curve = grouped_curve(groups=None)
-    assert (curve.grouped, curve.average, curve.weights) == (False, "sample", None)
+    units = ss.RiskCurve.from_losses([1.0, 0.5], [[0.0, 1.0]]).units
+    assert (units.grouped, units.average, units.weights) == (False, "sample", None)
 
 
 @pytest.mark.parametrize("bound", ["binomial", "bentkus", "hoeffding_bentkus"])
@@ -518,10 +505,7 @@ def test_bounds_that_are_not_monotone_per_sample_are_refused(bound):
         np.zeros((6, 2)),
         loss_range=(0, 1),
         relative=True,
-        groups=[7, 8, 8, 9, 9, 9],
-        average="sample",
-        max_group_size=3,
-    )
+    ).grouped([7, 8, 8, 9, 9, 9], average="sample", max_size=3)
     with pytest.raises(ValueError, match=r"groups by their samples.*Use one of .*star"):
         ss.control.ucb(lossless, 0.5, bound=bound)
     with pytest.raises(ValueError, match=r"A finite population.*average='group'"):
@@ -530,19 +514,19 @@ def test_bounds_that_are_not_monotone_per_sample_are_refused(bound):
 
 def test_a_curve_keeps_its_own_average():
     """Calls that take a curve do not average it again, nor can anybody else."""
-    curve = grouped_curve(average="sample", max_group_size=3)
+    curve = grouped_curve(average="sample", max_size=3)
     certificate = ss.calibrate(curve, epsilon=0.9).certificate
     assert (certificate.samples.unit, certificate.samples.average) == ("groups", "sample")
     assert (certificate.samples.n, certificate.samples.max_group_size) == (3, 3)
     study = ss.evaluate(curve, controls=["ucb"], epsilons=[0.5], n_calibration=2, splits=2)
     assert (study.about.unit, study.about.average) == ("groups", "sample")
-    for again in (
-        {"groups": np.arange(3)},
-        {"groups": np.arange(3), "average": "sample", "max_size": 3},
-        {"weights": np.ones(3)},
+    for again, groups in (
+        (Sampling(), np.arange(3)),
+        (Sampling("sample", 3), np.arange(3)),
+        (Sampling(weights=np.ones(3), max_weight=1.0), None),
     ):
         with pytest.raises(ValueError, match="must be given once"):
-            curve.drawn(**again)
+            again.applied(curve, groups)
 
 
 def test_branches_keep_the_failure_probability_per_sample():

@@ -201,7 +201,8 @@ def along(branches):
     def choose(losses, task, seed):
         size = losses.shape[1]
         curve = curve_of(losses, task)
-        curve = replace(curve, branches=branches, costs={"time": np.linspace(1, 0.1, size)})
+        path = ss.Path([None, *np.linspace(0.9, 0.1, size - 1)], "branches", branches=branches)
+        curve = replace(curve, path=path, costs={"time": np.linspace(1, 0.1, size)})
         return UCB.run(curve, task.epsilon, task.delta, seed).index
 
     return choose

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import swiftsure as ss
 from swiftsure._lib import kernels as _kernels
 from swiftsure.certify.bounds import BOUNDS
+from swiftsure.curves.transforms import zero_bounded
 from tests.guarantees.checkers import Task
 from tests.guarantees.rules import NON_NEGATIVE, ORDER_FREE, curve_of
 from tests.guarantees.strategies import ANY_DELTA, deltas, exit_records, levels, properties, tables
@@ -156,7 +157,7 @@ def test_exit_form_and_table_form_choose_the_same(
     assume(path != "breakpoints" or rule.correction != "bonferroni")
     curve, table = along(record, path, ss.ExitRule(strict=strict, min_exit=min_exit))
     if rule.bound in ("bentkus", "hoeffding_bentkus"):
-        curve, table = curve.zero_bounded(), table.zero_bounded()
+        curve, table = zero_bounded(curve), zero_bounded(table)
     here, there = (rule.run(each, epsilon, delta, seed=0) for each in (curve, table))
     assert here.index == there.index
 

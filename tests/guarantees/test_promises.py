@@ -7,6 +7,9 @@ import pytest
 
 import swiftsure as ss
 from swiftsure.certify.bounds import BOUNDS
+from swiftsure.curves.sampling import Sampling
+from swiftsure.curves.statistic import Statistic
+from swiftsure.curves.transforms import among_exits, tail, worst_mean
 from tests.guarantees.checkers import RefutedError, check_rate
 
 TINY = 1e-6
@@ -32,7 +35,7 @@ def test_tails_keep_their_failure_probability_and_means_do_not():
     rng = np.random.default_rng(0)
     losses = 0.5 * (rng.random((150, DRAWS)) < 0.1 + TINY)
     curve = columns(losses)
-    check_rate(certified(curve.tail(0.2), 0.1, "binomial"), DRAWS, 0.1)
+    check_rate(certified(tail(curve, 0.2), 0.1, "binomial"), DRAWS, 0.1)
     with pytest.raises(RefutedError):  # a test of the mean does not see tails
         check_rate(certified(curve, 0.1, "star"), DRAWS, 0.1)
 
@@ -41,7 +44,7 @@ def test_the_mean_of_the_worst_share_keeps_its_failure_probability():
     """A loss of 1 in 1 % of the samples: the worst tenth loses 0.1 on average."""
     rng = np.random.default_rng(0)
     losses = (rng.random((300, DRAWS)) < 0.01 + TINY).astype(float)
-    check_rate(certified(columns(losses).worst_mean(0.1), 0.1, "star"), DRAWS, 0.1)
+    check_rate(certified(worst_mean(columns(losses), 0.1), 0.1, "star"), DRAWS, 0.1)
     observed = np.sort(losses, axis=0)[-30:].mean(axis=0)
     with pytest.raises(RefutedError):  # the worst tenth of the samples that were seen
         check_rate(int((observed <= 0.1).sum()), DRAWS, 0.1)
@@ -71,11 +74,11 @@ def test_the_worst_share_counts_from_earlier_samples():
     rng = np.random.default_rng(0)
     losses = uniform(rng, (150, DRAWS), 0.6)
     for bound in ("star", "wsr"):
-        check_rate(certified(columns(losses).worst_mean(HALF), 0.6, bound), DRAWS, 0.1)
+        check_rate(certified(worst_mean(columns(losses), HALF), 0.6, bound), DRAWS, 0.1)
     check_rate(certified(counted_from(losses, row_before(losses)), 0.6, "star"), DRAWS, 0.1)
     with pytest.raises(RefutedError):
         check_rate(certified(counted_from(losses, losses / HALF), 0.6, "star"), DRAWS, 0.1)
-    assert certified(columns(uniform(rng, (150, 50), 0.3)).worst_mean(HALF), 0.6, "star") > 15
+    assert certified(worst_mean(columns(uniform(rng, (150, 50), 0.3)), HALF), 0.6, "star") > 15
 
 
 def test_the_worst_share_of_groups_counts_from_earlier_groups():
@@ -83,20 +86,20 @@ def test_the_worst_share_of_groups_counts_from_earlier_groups():
     rng = np.random.default_rng(0)
     groups = np.repeat(np.arange(100), 10)
     losses = np.repeat(uniform(rng, (100, 300), 0.6), 10, axis=0)
-    curve = columns(losses).worst_mean(HALF).drawn(groups=groups)
+    curve = worst_mean(columns(losses), HALF).grouped(groups)
     check_rate(certified(curve, 0.6, "star"), 300, 0.1)
-    known = counted_from(losses, row_before(losses)).drawn(groups=groups)
+    known = counted_from(losses, row_before(losses)).grouped(groups)
     with pytest.raises(RefutedError):
         check_rate(certified(known, 0.6, "star"), 300, 0.1)
-    better = columns(np.repeat(uniform(rng, (100, 50), 0.3), 10, axis=0)).worst_mean(HALF)
-    assert certified(better.drawn(groups=groups), 0.6, "star") > 15
+    better = worst_mean(columns(np.repeat(uniform(rng, (100, 50), 0.3), 10, axis=0)), HALF)
+    assert certified(better.grouped(groups), 0.6, "star") > 15
 
 
 def test_a_worst_share_of_rare_losses_is_certified_from_earlier_cuts_only():
     """The worst tenth loses .2: at .26 counting from 0 certifies nothing, whatever n."""
     losses = np.minimum(np.random.default_rng(0).exponential(0.06, (1000, 20)), 1.0)
-    assert certified(columns(losses).worst_mean(0.1), 0.26, "star") > 10
-    assert certified(columns(losses).worst_mean(0.1, 0.0), 0.26, "star") == 0
+    assert certified(worst_mean(columns(losses), 0.1), 0.26, "star") > 10
+    assert certified(worst_mean(columns(losses), 0.1, 0.0), 0.26, "star") == 0
 
 
 def test_the_empirical_worst_share_is_the_mean_of_the_largest_losses():
@@ -104,11 +107,11 @@ def test_the_empirical_worst_share_is_the_mean_of_the_largest_losses():
     rng = np.random.default_rng(0)
     losses = rng.random((100, 3))
     largest = np.sort(losses, axis=0)[-20:].mean(axis=0)
-    worst = columns(losses).worst_mean(0.2)
+    worst = worst_mean(columns(losses), 0.2)
     np.testing.assert_allclose(worst.risk(), largest)
-    np.testing.assert_allclose(worst.drawn(groups=np.arange(100) // 5).risk(), largest)
+    np.testing.assert_allclose(worst.grouped(np.arange(100) // 5).risk(), largest)
     twice = np.r_[np.full(40, 1.25), np.full(20, 2.5), np.zeros(40)]
-    weighted = worst.drawn(weights=twice, max_weight=2.5)
+    weighted = Sampling(weights=twice, max_weight=2.5).applied(worst)
     rows = np.r_[np.arange(60), np.arange(40, 60)]
     np.testing.assert_allclose(weighted.risk(), np.sort(losses[rows], axis=0)[-16:].mean(axis=0))
     assert weighted.risk_at(1) == pytest.approx(weighted.risk()[1])
@@ -125,7 +128,7 @@ def test_weights_keep_the_promise_in_production():
     weights = np.where(hard, 1.6, 0.4)
     weighted = columns(losses * weights, high=1.6)
     check_rate(certified(weighted, 0.1, "star"), DRAWS, 0.1)
-    single = columns(losses[:, :1]).drawn(weights=weights[:, 0], max_weight=1.6)
+    single = Sampling(weights=weights[:, 0], max_weight=1.6).applied(columns(losses[:, :1]))
     assert np.array_equal(single.losses(), (losses * weights)[:, :1])
     assert single.loss_range == weighted.loss_range
     with pytest.raises(RefutedError):  # without weights, the promise is about calibration samples
@@ -208,7 +211,7 @@ def apart_exits(n, risk, rng):
     apart = np.hstack([rng.random((n, 8)) < risk, np.zeros((n, 1), bool)]).astype(float)
     record = ss.ExitRecord(confidences, inconsistencies={"zero_one": apart})
     curve = record.curve("consistency", path=ss.Path(thresholds, "apart"))
-    return replace(curve, selective=True)
+    return among_exits(curve)
 
 
 def test_where_labels_end_does_not_change_the_shares_of_those_that_exit():
@@ -226,7 +229,7 @@ def share_passed_on_by_failures(curve, epsilon):
     rule, found = BOUNDS["binomial"], False
     for k in range(1, 9):
         rows = np.flatnonzero(curve.left_at(k))
-        alone = replace(curve, selective=False).only(k, rows)
+        alone = replace(curve, statistic=Statistic()).only(k, rows)
         found |= rule.passes(alone, np.arange(len(rows)), epsilon, k * 0.1 / 8)[0]
     return found
 

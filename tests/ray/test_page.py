@@ -1,11 +1,11 @@
-"""The programs of docs/ray.md run."""
+"""The programs of docs/guides/ray.md run."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "ray.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "ray.md"
 
 
 @pytest.mark.slow

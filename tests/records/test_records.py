@@ -94,8 +94,8 @@ def test_the_loss_must_be_named_where_there_are_several():
     record = small(losses={"zero_one": LOSSES, "mine": LOSSES})
     with pytest.raises(ValueError, match="`loss` must be given; this record has: zero_one, mine"):
         record.curve()
-    assert record.curve(loss="mine").loss_name == "mine"
-    assert record.curve("consistency").loss_name == "other"
+    assert record.curve(loss="mine").statistic.loss == "mine"
+    assert record.curve("consistency").statistic.loss == "other"
 
 
 def test_gap_and_consistency_by_hand():
@@ -104,11 +104,11 @@ def test_gap_and_consistency_by_hand():
     curve = small().curve("gap", path=[0.8, 0.3])
     assert np.array_equal(curve.losses(), along_path(gap, CONFIDENCES, settings))
     assert curve.loss_range == ss.LossRange(-1, 1, whole=True)
-    assert (curve.risk_name, curve.loss_name) == ("gap", "zero_one")
+    assert (curve.statistic.risk, curve.statistic.loss) == ("gap", "zero_one")
     curve = small().curve("consistency", path=[0.8, 0.3])
     assert np.array_equal(curve.losses(), along_path(DISTANCES, CONFIDENCES, settings))
     assert curve.loss_range == ss.LossRange(0, 1)
-    assert curve.risk_name == "consistency"
+    assert curve.statistic.risk == "consistency"
 
 
 def test_options_of_the_curve():
@@ -140,7 +140,7 @@ def test_making_a_curve_leaves_the_record_as_it_was():
 def test_groups_make_their_means_the_unit():
     curve = small(groups=["b", "a", "b"]).curve(path="breakpoints")
     alone = small().curve(path="breakpoints").losses()
-    assert curve.grouped
+    assert curve.units.grouped
     assert curve.n == 2
     np.testing.assert_allclose(curve.losses(), [alone[1], (alone[0] + alone[2]) / 2])
 

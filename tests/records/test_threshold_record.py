@@ -22,16 +22,16 @@ def test_the_gap_is_the_loss_less_that_of_column_zero():
     curve = small().curve()
     assert curve.losses().tolist() == [[0, 0.25, 0.5], [0, -0.25, 0]]
     assert curve.loss_range == ss.LossRange(-1, 1)
-    assert curve.relative
+    assert curve.statistic.relative
     assert curve.thresholds.tolist() == [1.0, 0.5, 0.25]
-    assert (curve.risk_name, curve.loss_name) == ("gap", "rouge_l")
+    assert (curve.statistic.risk, curve.statistic.loss) == ("gap", "rouge_l")
 
 
 def test_consistency_is_the_loss_as_recorded():
     curve = small(inconsistencies={"rouge_l": DISTANCES}).curve("consistency")
     assert np.array_equal(curve.losses(), DISTANCES)
     assert curve.loss_range == ss.LossRange(0, 1)
-    assert curve.risk_name == "consistency"
+    assert curve.statistic.risk == "consistency"
 
 
 def test_zero_bounded():
@@ -100,7 +100,7 @@ def test_unknown_names_are_refused(arguments, message):
 
 def test_groups_make_their_means_the_unit():
     curve = small(groups=["a", "a"]).curve()
-    assert curve.grouped
+    assert curve.units.grouped
     assert curve.losses().tolist() == [[0, 0, 0.25]]
 
 

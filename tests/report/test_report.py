@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 import swiftsure as ss
 from swiftsure.certify import bounds
+from swiftsure.curves.transforms import zero_bounded
 from swiftsure.report import policy_figure, save_figure, study_figure
 from swiftsure.study import planning
 from swiftsure.study.simulate import Population
@@ -234,7 +235,7 @@ def test_the_bound_of_zero_bounded_losses(record):
     rows = np.arange(curve.n)
     for position, height in list(zip(drawn.get_xdata(), drawn.get_ydata(), strict=True))[::16]:
         expected = bounds.BOUNDS["hoeffding_bentkus"].upper(
-            curve.zero_bounded(), rows, int(position), 0.1, 0
+            zero_bounded(curve), rows, int(position), 0.1, 0
         )
         assert height == pytest.approx(expected)
 

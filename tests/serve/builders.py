@@ -12,7 +12,7 @@ import numpy as np
 from starlette.responses import PlainTextResponse
 
 import swiftsure as ss
-from swiftsure.serve import Answer, Comparison, Description, Guard, InvalidRequestError
+from swiftsure.serve import Answer, Comparison, Description, InvalidRequestError, PolicyManager
 from swiftsure.serve.inputs import InputForm
 from swiftsure.study.simulate import Population
 
@@ -73,9 +73,9 @@ class Adder:
         return Comparison(lost, [1 - lost, lost, 0.0], [1.0, 0.0, 0.0])
 
 
-def guard_of(watcher):
-    """A guard that watches one policy with this watcher."""
-    return Guard(watcher.policy, watch=lambda *_: watcher)
+def manager_of(audit_log):
+    """A manager that watches one policy with this audit log."""
+    return PolicyManager(audit_log.policy, watch=lambda *_: audit_log)
 
 
 class Client:

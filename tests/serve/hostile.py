@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from swiftsure.serve.bodies import ARROW, JSON, NPY, RefusedError, check_count, parse_body
 from swiftsure.serve.engine import InvalidRequestError
 from swiftsure.serve.inputs import InputForm
+from swiftsure.serve.request_body import ARROW, JSON, NPY, RefusedError, check_count, parse_body
 from tests.faults.mutants import damaged_bytes
 
 LARGEST = 8 << 20

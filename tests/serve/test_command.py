@@ -42,7 +42,7 @@ class Seen:
 
     @property
     def monitor(self):
-        return self.service.guard.watcher.monitor
+        return self.service.manager.audit_log.monitor
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def command(tmp_path, policies, monkeypatch):
             seen.app, seen.address = application, listening.getsockname()
 
         monkeypatch.setattr("swiftsure.serve.loading.load_engines", load)
-        monkeypatch.setattr("swiftsure.serve.running.run", serve)
+        monkeypatch.setattr("swiftsure.serve.lifecycle.run", serve)
         monkeypatch.setattr("swiftsure.cli.serve._drill", lambda *_: seen.drilled.set())
         port = [] if "--port" in seen.command else ["--port", "0"]
         done = CliRunner().invoke(app, [*seen.command, *port])
@@ -82,7 +82,7 @@ def command(tmp_path, policies, monkeypatch):
             raise done.exception
         assert (done.exit_code, done.exception) == (0, None), done.output
         if hasattr(seen.app.state, "service"):
-            seen.service.guard.close()
+            seen.service.manager.close()
         return seen
 
     return run
@@ -107,9 +107,9 @@ OF_A_MODEL = {
     "--max-body": (6000, lambda seen: seen.service.limits.max_body == 6000),
     "--workers": (2, lambda seen: seen.loaded[1] == 2),
     "--audit": (0.5, lambda seen: (seen.service.audit_rate, seen.monitor.n) == (0.5, 0)),
-    "--policy": ("safer.json", lambda seen: seen.service.guard.policy == policy_of(epsilon=0.02)),
-    "--fallback": ("safer.json", lambda seen: len(seen.service.guard._ladder) == 2),
-    "--on-alarm": ("true", lambda seen: seen.service.guard._on_alarm is not None),
+    "--policy": ("safer.json", lambda seen: seen.service.manager.policy == policy_of(epsilon=0.02)),
+    "--fallback": ("safer.json", lambda seen: len(seen.service.manager._ladder) == 2),
+    "--on-alarm": ("true", lambda seen: seen.service.manager._on_alarm is not None),
     "--state": ("there", lambda _: Path("there/policy-000001.json").exists()),
     "--resume": (None, lambda seen: "There was no alarm." in seen.out),
 }
@@ -196,17 +196,17 @@ def test_a_policy_of_another_model_is_not_stored(command):
     policy_of(epsilon=0.6).save("other.json")  # which the engine refuses
     with pytest.raises(ValueError, match="another model"):
         command("model", "--policy", "other.json")
-    assert command("model").service.guard.number == 1
+    assert command("model").service.manager.number == 1
 
 
 def test_an_alarm_without_its_monitor_holds_without_audits(command, policies):
-    from swiftsure.serve import Watcher
+    from swiftsure.serve import AuditLog
 
-    watcher = Watcher(policies["own"], Monitor(0.05), "serving")
+    audit_log = AuditLog(policies["own"], Monitor(0.05), "serving")
     content = {"format": "swiftsure-fallback", "version": 1, "reason": "Alarm at loss 7."}
-    (watcher.folder / "fallback.json").write_text(json.dumps(content))
-    watcher.close()
-    (watcher.folder / "monitor.json").unlink(missing_ok=True)
+    (audit_log.folder / "fallback.json").write_text(json.dumps(content))
+    audit_log.close()
+    (audit_log.folder / "monitor.json").unlink(missing_ok=True)
     seen = command("model", "--json")
     assert json.loads(seen.out)["state"] == "full model"
     seen = command("model", "--resume", "--json")
@@ -242,14 +242,14 @@ def test_a_busy_port_ends_the_program_with_status_2(tmp_path, monkeypatch, capsy
 
 
 def test_the_log_goes_to_standard_error_with_its_time(capsys, policies, tmp_path):
-    from swiftsure.serve import Guard
-    from swiftsure.serve.running import log_to_stderr
+    from swiftsure.serve import PolicyManager
+    from swiftsure.serve.lifecycle import log_to_stderr
 
     with log_to_stderr():
-        guard = Guard(policies["own"])
-    Guard(policies["own"])  # not any more
+        manager = PolicyManager(policies["own"])
+    PolicyManager(policies["own"])  # not any more
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith(f"INFO policy 1 ({guard.version}) is in force")
+    assert line.endswith(f"INFO policy 1 ({manager.version}) is in force")
     assert line[:2] == "20"
 
 

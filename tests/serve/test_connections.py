@@ -14,8 +14,8 @@ from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 
-from swiftsure.serve import Limits, Watcher, connections, create_app, start, watched_monitor
-from tests.serve.builders import Adder, Client, guard_of, policy_of, wait_until
+from swiftsure.serve import AuditLog, Limits, audit_monitor, connections, create_app, start
+from tests.serve.builders import Adder, Client, manager_of, policy_of, wait_until
 from tests.serve.hostile import filled
 
 
@@ -220,15 +220,15 @@ def test_an_empty_token_is_refused(token):
 
 def test_health_names_no_folders(tmp_path):
     policy = policy_of()
-    watcher = Watcher(policy, watched_monitor(policy, 0.01), tmp_path)
-    app = create_app(Adder(policy), guard=guard_of(watcher), audit_rate=0.5)
-    watcher._lost = f"the log cannot be read: [Errno 5] {tmp_path / 'a b'}/audits-1.jsonl"
+    audit_log = AuditLog(policy, audit_monitor(policy, 0.01), tmp_path)
+    app = create_app(Adder(policy), manager=manager_of(audit_log), audit_rate=0.5)
+    audit_log._lost = f"the log cannot be read: [Errno 5] {tmp_path / 'a b'}/audits-1.jsonl"
     with start(app) as address:
         client = Client(address)
         assert client.get("/health")[1]["fault"].startswith("the log cannot be read: ")
         assert "/" not in client.get("/health")[1]["fault"]
         assert str(tmp_path) in client.get("/status")[1]["fault"]
-        (watcher.folder / "fallback.json").write_text("{")  # damaged: an alarm all the same
+        (audit_log.folder / "fallback.json").write_text("{")  # damaged: an alarm all the same
         wait_until(lambda: client.get("/health")[1]["alarm"])
         assert "/" not in client.get("/health")[1]["alarm"]
         assert str(tmp_path) in client.get("/status")[1]["alarm"]

@@ -12,8 +12,8 @@ import torch
 
 from swiftsure import demo
 from swiftsure.demo import zoo
-from swiftsure.serve import Limits, Watcher, create_app, drill, start, watched_monitor
-from tests.serve.builders import Client, guard_of
+from swiftsure.serve import AuditLog, Limits, audit_monitor, create_app, drill, start
+from tests.serve.builders import Client, manager_of
 
 
 def demo_engine(monkeypatch):
@@ -28,11 +28,11 @@ def demo_engine(monkeypatch):
 def test_noisy_images_raise_an_alarm_and_the_server_falls_back(tmp_path, monkeypatch):
     from swiftsure.demo.network import prepared
 
-    monkeypatch.setattr("swiftsure.serve.watching.SETTLE", 0.0)
-    monkeypatch.setattr("swiftsure.serve.watching.PAUSE", 0.05)
+    monkeypatch.setattr("swiftsure.serve.audit_log.SETTLE", 0.0)
+    monkeypatch.setattr("swiftsure.serve.audit_log.PAUSE", 0.05)
     engine = demo_engine(monkeypatch)
-    watcher = Watcher(engine.policy, watched_monitor(engine.policy, 0.01), tmp_path)
-    app = create_app(engine, Limits(max_wait_ms=0), guard=guard_of(watcher), audit_rate=1.0)
+    audit_log = AuditLog(engine.policy, audit_monitor(engine.policy, 0.01), tmp_path)
+    app = create_app(engine, Limits(max_wait_ms=0), manager=manager_of(audit_log), audit_rate=1.0)
     images = prepared(demo.sample_images().images).numpy()
     with start(app) as address:
         found = drill(address, images, clean=100, most=3000)

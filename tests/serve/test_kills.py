@@ -17,7 +17,7 @@ import pytest
 
 from swiftsure.certify.policy import Policy
 from swiftsure.monitor import Watch
-from swiftsure.serve import Watcher, WorkerEngine, watched_monitor
+from swiftsure.serve import AuditLog, WorkerEngine, audit_monitor
 from tests.serve.builders import Adder, Client, lines, policy_of, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -120,11 +120,11 @@ def test_kills_of_a_whole_server_lose_and_double_no_observation(tmp_path, kills)
         made, n = made + server.made, max(n, server.n)
         for path in tmp_path.glob("*/*.json"):  # no state file is broken
             json.loads(path.read_text())
-    watcher = Watcher(policy, watched_monitor(policy, 0.01), tmp_path)
-    watcher.close()
-    written = lines(watcher.folder)
-    assert (watcher.fault, watcher.fallback) == (None, None)
+    audit_log = AuditLog(policy, audit_monitor(policy, 0.01), tmp_path)
+    audit_log.close()
+    written = lines(audit_log.folder)
+    assert (audit_log.fault, audit_log.fallback) == (None, None)
     assert seen <= {each["request"] for each in written}
     assert len({each["id"] for each in written}) == len(written) >= max(made, n, 1)
-    assert watcher.monitor.n == len(written)
-    assert Watch.load(watcher.folder / "monitor.json").monitor.n == len(written)
+    assert audit_log.monitor.n == len(written)
+    assert Watch.load(audit_log.folder / "monitor.json").monitor.n == len(written)

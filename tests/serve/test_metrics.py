@@ -8,8 +8,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from swiftsure.serve import ExitCosts, Limits, create_app, start
-from tests.serve.builders import Adder, Client, guard_of, policy_of
-from tests.serve.test_watching import wait_until, watcher_of
+from tests.serve.builders import Adder, Client, manager_of, policy_of
+from tests.serve.test_audit_log import audit_log_of, wait_until
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
 
@@ -19,14 +19,14 @@ def samples(tmp_path_factory):
     """What /metrics says after nine answers at exit 0 and one bad request."""
     engine = Adder(policy_of())
     engine.costs = {"money": ExitCosts((1.0, 3.0, 7.0), 4.0)}
-    watcher = watcher_of(engine, tmp_path_factory.mktemp("state"))
-    app = create_app(engine, Limits(max_wait_ms=0), guard=guard_of(watcher), audit_rate=1.0)
+    audit_log = audit_log_of(engine, tmp_path_factory.mktemp("state"))
+    app = create_app(engine, Limits(max_wait_ms=0), manager=manager_of(audit_log), audit_rate=1.0)
     with start(app) as address:
         client = Client(address)
         for _ in range(9):
             client.predict([1, 2, 3])
         client.predict("nothing")
-        wait_until(lambda: watcher.monitor.n == 9)
+        wait_until(lambda: audit_log.monitor.n == 9)
         _, text = client.get("/metrics")
     return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 

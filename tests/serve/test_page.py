@@ -10,8 +10,8 @@ import pytest
 
 from swiftsure.serve import Limits, create_app, start
 from swiftsure.serve.history import History
-from tests.serve.builders import Adder, Client, guard_of, policy_of
-from tests.serve.test_watching import audited, wait_until, watcher_of
+from tests.serve.builders import Adder, Client, manager_of, policy_of
+from tests.serve.test_audit_log import audit_log_of, audited, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -21,13 +21,15 @@ def policy():
 
 def test_the_status_says_what_was_served_and_audited(tmp_path, policy):
     engine = Adder(policy)
-    watcher = watcher_of(engine, tmp_path)
+    audit_log = audit_log_of(engine, tmp_path)
     limits = Limits(max_wait_ms=0)
-    with start(create_app(engine, limits, guard=guard_of(watcher), audit_rate=1.0)) as address:
+    with start(
+        create_app(engine, limits, manager=manager_of(audit_log), audit_rate=1.0)
+    ) as address:
         client = Client(address)
         for k in range(12):
             client.predict([1, 2, 3], id=f"request {k}")
-        wait_until(lambda: watcher.made == 12 and watcher.recent[0]["request"] == "request 11")
+        wait_until(lambda: audit_log.made == 12 and audit_log.recent[0]["request"] == "request 11")
         found = client.get("/status")[1]
     assert found["exits"] == [12, 0, 0]
     assert found["saved"] == pytest.approx(2 / 3)
@@ -70,11 +72,11 @@ def test_the_page_loads_nothing_and_names_its_elements(policy):
 
 def test_clients_cannot_break_the_log_with_their_ids(tmp_path, policy):
     engine = Adder(policy)
-    watcher = watcher_of(engine, tmp_path)
+    audit_log = audit_log_of(engine, tmp_path)
     for _ in range(3):
-        watcher.audit(audited(request='"}\\n{"loss": 5}'), engine)
-    watcher.close()
-    assert (watcher.monitor.n, watcher.fault) == (3, None)
+        audit_log.audit(audited(request='"}\\n{"loss": 5}'), engine)
+    audit_log.close()
+    assert (audit_log.monitor.n, audit_log.fault) == (3, None)
 
 
 def test_events_tell_the_status_and_end_with_the_server(policy):

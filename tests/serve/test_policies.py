@@ -10,16 +10,16 @@ import pytest
 
 from swiftsure.certify.policy import Policy
 from swiftsure.serve import (
-    Guard,
+    AuditLog,
     Limits,
+    PolicyManager,
     PolicyStore,
-    Watcher,
+    audit_monitor,
     create_app,
     start,
-    watched_monitor,
 )
 from tests.serve.builders import Adder, Client, policy_of
-from tests.serve.test_watching import audited, wait_until
+from tests.serve.test_audit_log import audited, wait_until
 
 NOW = Limits(max_wait_ms=0)
 
@@ -36,12 +36,12 @@ def safer():
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr("swiftsure.serve.watching.SETTLE", 0.0)
-    monkeypatch.setattr("swiftsure.serve.watching.PAUSE", 0.02)
+    monkeypatch.setattr("swiftsure.serve.audit_log.SETTLE", 0.0)
+    monkeypatch.setattr("swiftsure.serve.audit_log.PAUSE", 0.02)
 
 
 def watch_in(folder, **options):
-    return lambda each, _: Watcher(each, watched_monitor(each, 0.01, **options), folder)
+    return lambda each, _: AuditLog(each, audit_monitor(each, 0.01, **options), folder)
 
 
 def body_of(policy, tmp_path):
@@ -51,7 +51,7 @@ def body_of(policy, tmp_path):
 
 def test_a_policy_is_installed_with_a_token_and_stays(tmp_path, policy, safer):
     engine, store = Adder(policy), PolicyStore(tmp_path / "state")
-    app = create_app(engine, NOW, guard=Guard(policy, store=store), token="secret")
+    app = create_app(engine, NOW, manager=PolicyManager(policy, store=store), token="secret")
     with start(app) as address:
         client = Client(address, "secret")
         assert client.get("/policy")[1]["number"] == 1
@@ -68,10 +68,10 @@ def test_a_policy_is_installed_with_a_token_and_stays(tmp_path, policy, safer):
         other = body_of(policy_of(epsilon=0.6), tmp_path)
         assert client.send("POST", "/policy", other)[0] == 422  # the engine refuses it
         assert client.get("/health")[1]["policy_number"] == 2
-    again = Guard(policy, store=PolicyStore(tmp_path / "state"))
+    again = PolicyManager(policy, store=PolicyStore(tmp_path / "state"))
     assert (again.number, again.policy) == (2, safer)
     newest = policy_of(epsilon=0.03)  # a model folder with a policy that was never installed
-    assert Guard(newest, store=PolicyStore(tmp_path / "state")).number == 3
+    assert PolicyManager(newest, store=PolicyStore(tmp_path / "state")).number == 3
 
 
 def test_no_policy_is_installed_without_a_token(tmp_path, policy, safer):
@@ -84,8 +84,8 @@ def test_a_watched_file_is_installed_when_it_changes(tmp_path, policy, safer):
     file = tmp_path / "policy.json"
     policy.save(file)
     engine = Adder(policy)
-    guard = Guard(policy, store=PolicyStore(tmp_path / "state"), file=file)
-    with start(create_app(engine, NOW, guard=guard)) as address:
+    manager = PolicyManager(policy, store=PolicyStore(tmp_path / "state"), file=file)
+    with start(create_app(engine, NOW, manager=manager)) as address:
         client = Client(address)
         safer.save(file)
         wait_until(lambda: client.get("/health")[1]["policy_number"] == 2)
@@ -100,15 +100,15 @@ def test_a_watched_file_is_installed_when_it_changes(tmp_path, policy, safer):
 def test_a_refused_policy_changes_nothing(tmp_path, policy, caplog):
     """Refuse a policy that cannot be watched, answer, and start again."""
 
-    def guard(**options):
+    def manager(**options):
         store = PolicyStore(tmp_path / "state")
-        return Guard(policy, watch=watch_in(tmp_path / "state"), store=store, **options)
+        return PolicyManager(policy, watch=watch_in(tmp_path / "state"), store=store, **options)
 
     caplog.set_level("INFO", "swiftsure.serve")
     file, gap_policy = tmp_path / "policy.json", policy_of("gap")
     engine = Adder(policy)
     with start(
-        create_app(engine, NOW, guard=guard(file=file), audit_rate=1.0, token="t")
+        create_app(engine, NOW, manager=manager(file=file), audit_rate=1.0, token="t")
     ) as address:
         client = Client(address, "t")
         status, found = client.send("POST", "/policy", body_of(gap_policy, tmp_path))
@@ -131,7 +131,7 @@ def test_a_refused_policy_changes_nothing(tmp_path, policy, caplog):
         wait_until(lambda: made() == 2)
         assert client.get("/policy")[1]["number"] == 1
     assert engine.policy == policy
-    again = guard()
+    again = manager()
     assert (again.state, again.number, again.policy) == ("ok", 1, policy)
     again.close()
 
@@ -139,7 +139,7 @@ def test_a_refused_policy_changes_nothing(tmp_path, policy, caplog):
 def test_a_server_that_cannot_start_stores_no_policy(tmp_path, policy):
     store = PolicyStore(tmp_path)
     with pytest.raises(ValueError, match="`epsilon`"):
-        Guard(policy_of("gap"), watch=watch_in(tmp_path), store=store)
+        PolicyManager(policy_of("gap"), watch=watch_in(tmp_path), store=store)
     assert store.newest() is None
 
 
@@ -149,27 +149,27 @@ def test_a_loss_that_audits_cannot_compute_is_refused_at_the_start(tmp_path, pol
 
     engine = Adder(policy)
     engine.check_loss = refuse
-    guard = Guard(policy, watch=watch_in(tmp_path))
+    manager = PolicyManager(policy, watch=watch_in(tmp_path))
     with pytest.raises(ValueError, match="cannot be computed"):
-        create_app(engine, NOW, guard=guard, audit_rate=1.0)
-    guard.close()
+        create_app(engine, NOW, manager=manager, audit_rate=1.0)
+    manager.close()
     create_app(engine, NOW)  # nothing is audited
 
 
 def test_a_policy_that_cannot_be_stored_is_not_served(tmp_path, policy, safer, monkeypatch):
-    guard = Guard(policy, watch=watch_in(tmp_path), store=PolicyStore(tmp_path))
+    manager = PolicyManager(policy, watch=watch_in(tmp_path), store=PolicyStore(tmp_path))
 
     def full(*_):
         raise OSError("full")
 
     monkeypatch.setattr(PolicyStore, "install", full)
     with pytest.raises(OSError, match="full"):
-        guard.install(safer)
-    assert (guard.number, guard.mode.policy, guard.watcher.policy) == (1, policy, policy)
-    guard.watcher.audit(audited(), Adder(policy))
-    guard.close()
-    assert (guard.watcher.monitor.n, guard.watcher.fault) == (1, None)
-    other = Watcher(safer, watched_monitor(safer, 0.01), tmp_path)  # nobody holds its lock
+        manager.install(safer)
+    assert (manager.number, manager.mode.policy, manager.audit_log.policy) == (1, policy, policy)
+    manager.audit_log.audit(audited(), Adder(policy))
+    manager.close()
+    assert (manager.audit_log.monitor.n, manager.audit_log.fault) == (1, None)
+    other = AuditLog(safer, audit_monitor(safer, 0.01), tmp_path)  # nobody holds its lock
     other.audit(audited(), Adder(safer))
     other.close()
     assert other.monitor.n == 1
@@ -179,26 +179,26 @@ def test_alarms_swaps_and_resumes_are_logged(tmp_path, policy, safer, caplog):
     caplog.set_level("INFO", "swiftsure.serve")
     engine = Adder(policy)
     engine.wrong = 1.0
-    guard = Guard(policy, watch=watch_in(tmp_path), fallback=safer)
+    manager = PolicyManager(policy, watch=watch_in(tmp_path), fallback=safer)
     for rung, epsilon in (("fallback policy", 0.05), ("full model", 0.02)):
         for _ in range(200):
-            guard.watcher.audit(audited(), engine)
-        wait_until(lambda rung=rung: guard.tick() or guard.state == rung)
-        guard.tick()
+            manager.audit_log.audit(audited(), engine)
+        wait_until(lambda rung=rung: manager.tick() or manager.state == rung)
+        manager.tick()
         found = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
         assert found[-1].startswith("Alarm at loss")
         assert f"exceeds {epsilon}" in found[-1]
         assert found[-1].endswith(f"The {rung} answers from now on.")
     assert len(found) == 2  # one line per change
-    guard.resume()
+    manager.resume()
     assert "resumed: the alarm was put aside" in caplog.text
-    guard.install(policy_of(epsilon=0.03))
-    assert f"policy 2 ({guard.version}) is in force" in caplog.text
-    guard.close()
+    manager.install(policy_of(epsilon=0.03))
+    assert f"policy 2 ({manager.version}) is in force" in caplog.text
+    manager.close()
 
 
 def test_servers_that_share_a_folder_follow_each_other(tmp_path, policy, safer):
-    one, two = (Guard(policy, store=PolicyStore(tmp_path)) for _ in range(2))
+    one, two = (PolicyManager(policy, store=PolicyStore(tmp_path)) for _ in range(2))
     one.install(safer)
     two.tick()
     assert (two.number, two.mode.policy) == (2, safer)
@@ -207,8 +207,8 @@ def test_servers_that_share_a_folder_follow_each_other(tmp_path, policy, safer):
 def test_a_policy_of_another_server_that_cannot_be_watched_here_is_refused(
     tmp_path, policy, safer, caplog
 ):
-    one = Guard(policy, store=PolicyStore(tmp_path))
-    two = Guard(policy, watch=watch_in(tmp_path), store=PolicyStore(tmp_path))
+    one = PolicyManager(policy, store=PolicyStore(tmp_path))
+    two = PolicyManager(policy, watch=watch_in(tmp_path), store=PolicyStore(tmp_path))
     one.install(policy_of("gap"))
     for _ in range(3):
         two._due_at = 0.0
@@ -247,12 +247,14 @@ def test_installing_survives_kills(tmp_path, policy, safer, kills):
 
 
 def test_an_alarm_leads_to_the_fallback_and_then_to_the_full_model(tmp_path, policy, safer):
-    def guard():
-        return Guard(policy, watch=watch_in(tmp_path), fallback=safer, store=PolicyStore(tmp_path))
+    def manager():
+        return PolicyManager(
+            policy, watch=watch_in(tmp_path), fallback=safer, store=PolicyStore(tmp_path)
+        )
 
     engine = Adder(policy)
     engine.wrong = 1.0
-    with start(create_app(engine, NOW, guard=guard(), audit_rate=1.0)) as address:
+    with start(create_app(engine, NOW, manager=manager(), audit_rate=1.0)) as address:
         client = Client(address)
         for _ in range(600):
             client.predict([1, 2, 3])
@@ -261,9 +263,9 @@ def test_an_alarm_leads_to_the_fallback_and_then_to_the_full_model(tmp_path, pol
         assert client.get("/health")[1]["status"] == "fallback policy"
         assert "Alarm at loss" in client.get("/health")[1]["alarm"]
         assert client.predict([1, 2, 3])[1]["exit"] == 0
-    again = guard()
+    again = manager()
     assert (again.state, again.mode.policy, again.mode.full) == ("fallback policy", safer, False)
-    with start(create_app(engine, NOW, guard=again, audit_rate=1.0, token="t")) as address:
+    with start(create_app(engine, NOW, manager=again, audit_rate=1.0, token="t")) as address:
         client = Client(address, "t")
         for _ in range(600):
             if client.predict([1, 2, 3])[1]["full_model"]:
@@ -275,37 +277,37 @@ def test_an_alarm_leads_to_the_fallback_and_then_to_the_full_model(tmp_path, pol
         assert client.predict([1, 2, 3])[1]["exit"] == 0
         assert client.get("/health")[1]["status"] == "ok"
         assert client.send("POST", "/resume")[1]["resumed"] is False
-    fresh = guard()
-    assert (fresh.state, fresh.watcher.monitor.alarm) == ("ok", False)
+    fresh = manager()
+    assert (fresh.state, fresh.audit_log.monitor.alarm) == ("ok", False)
     fresh.close()
 
 
 def test_a_new_policy_ends_the_fallback(tmp_path, policy, safer):
-    guard = Guard(policy, watch=watch_in(tmp_path), store=PolicyStore(tmp_path))
+    manager = PolicyManager(policy, watch=watch_in(tmp_path), store=PolicyStore(tmp_path))
     engine = Adder(policy)
     engine.wrong = 1.0
     for _ in range(200):
-        guard.watcher.audit(audited(), engine)
-    wait_until(lambda: guard.tick() or guard.state == "full model")
-    guard.install(safer)
-    assert (guard.state, guard.mode.full) == ("ok", False)
-    guard.install(policy)  # its alarm still holds
-    assert (guard.state, guard.number) == ("full model", 3)
-    guard.close()
+        manager.audit_log.audit(audited(), engine)
+    wait_until(lambda: manager.tick() or manager.state == "full model")
+    manager.install(safer)
+    assert (manager.state, manager.mode.full) == ("ok", False)
+    manager.install(policy)  # its alarm still holds
+    assert (manager.state, manager.number) == ("full model", 3)
+    manager.close()
 
 
 def test_labels_feed_the_gap(tmp_path):
     gap_policy = policy_of("gap")
     engine = Adder(gap_policy)
-    guard = Guard(gap_policy, watch=watch_in(tmp_path, labels=True))
-    with start(create_app(engine, NOW, guard=guard, audit_rate=1.0)) as address:
+    manager = PolicyManager(gap_policy, watch=watch_in(tmp_path, labels=True))
+    with start(create_app(engine, NOW, manager=manager, audit_rate=1.0)) as address:
         client = Client(address)
         for k in range(10):
             engine.wrong = float(k < 4)  # the first four answers differ from the full model's
             client.predict([1, 2, 3], id=f"r{k}")
-            wait_until(lambda k=k: guard.watcher.made == k + 1)
+            wait_until(lambda k=k: manager.audit_log.made == k + 1)
         assert client.get("/labels")[1]["needed"] == ["r0", "r1", "r2", "r3"]
-        wait_until(lambda: guard.watcher.monitor.n == 0)
+        wait_until(lambda: manager.audit_log.monitor.n == 0)
         sent = '{"labels": {"r0": 0, "r1": 1, "r9": 0, "other": 2}}'
         status, found = client.send("POST", "/labels", sent)
         assert status == 200
@@ -318,12 +320,12 @@ def test_labels_feed_the_gap(tmp_path):
         assert client.send("POST", "/labels", sent)[1]["results"]["r0"] == "known"
         for bad in (b"", b"[]", b'{"labels": {}}', b'{"labels": {"r2": 7}}', b'{"r2": 1}'):
             assert client.send("POST", "/labels", bad)[0] == 422
-        wait_until(lambda: guard.watcher.monitor.n == 2)  # the others wait for the third
-    again = Guard(gap_policy, watch=watch_in(tmp_path, labels=True))  # after a restart
-    assert again.watcher.unlabelled() == ["r2", "r3"]
-    assert again.watcher.label({"r2": 2, "r3": 0}) == {"r2": "added", "r3": "added"}
+        wait_until(lambda: manager.audit_log.monitor.n == 2)  # the others wait for the third
+    again = PolicyManager(gap_policy, watch=watch_in(tmp_path, labels=True))  # after a restart
+    assert again.audit_log.unlabelled() == ["r2", "r3"]
+    assert again.audit_log.label({"r2": 2, "r3": 0}) == {"r2": "added", "r3": "added"}
     again.close()
-    monitor = again.watcher.monitor
+    monitor = again.audit_log.monitor
     # The full model says 0. Losses: r0 is 0 (gap 1), r1 is 1 (gap -1), r2 neither (0), r3 0 (1).
     assert (monitor.n, monitor.fault if hasattr(monitor, "fault") else None) == (10, None)
     assert monitor.mean == pytest.approx((1 - 1 + 0 + 1) / 10)
@@ -331,31 +333,31 @@ def test_labels_feed_the_gap(tmp_path):
 
 def test_a_label_is_for_all_audits_of_its_id(tmp_path):
     """A client that uses an id twice must not stop the monitor."""
-    engine, guard = Adder(policy_of("gap")), Guard(policy_of("gap"))
-    watcher = watch_in(tmp_path, labels=True)(guard.policy, 1.0)
+    engine, manager = Adder(policy_of("gap")), PolicyManager(policy_of("gap"))
+    audit_log = watch_in(tmp_path, labels=True)(manager.policy, 1.0)
     engine.wrong = 1.0
     for name in ("same", "same", "other", "same"):
-        watcher.audit(audited(request=name), engine)
-    (log,) = watcher.folder.glob("audits-*.jsonl")
-    assert watcher.unlabelled() == ["same", "other"]
-    assert watcher.label({"same": 0, "other": 1}) == {"same": "added", "other": "added"}
-    assert watcher.label({"same": 0}) == {"same": "known"}
-    watcher.audit(audited(request="same"), engine)  # another one, after its label
-    assert watcher.unlabelled() == ["same"]
-    assert watcher.label({"same": 0}) == {"same": "added"}
-    watcher.close()
-    assert (watcher.monitor.n, watcher.fault) == (5, None)
-    assert watcher.monitor.mean == pytest.approx((4 - 1) / 5)
+        audit_log.audit(audited(request=name), engine)
+    (log,) = audit_log.folder.glob("audits-*.jsonl")
+    assert audit_log.unlabelled() == ["same", "other"]
+    assert audit_log.label({"same": 0, "other": 1}) == {"same": "added", "other": "added"}
+    assert audit_log.label({"same": 0}) == {"same": "known"}
+    audit_log.audit(audited(request="same"), engine)  # another one, after its label
+    assert audit_log.unlabelled() == ["same"]
+    assert audit_log.label({"same": 0}) == {"same": "added"}
+    audit_log.close()
+    assert (audit_log.monitor.n, audit_log.fault) == (5, None)
+    assert audit_log.monitor.mean == pytest.approx((4 - 1) / 5)
     with log.open("a") as file:  # damaged
         file.write('5\n{"served": 1}\n{"served": [1], "id": "a", "request": 5}\n')
-    assert watcher.unlabelled() == []
+    assert audit_log.unlabelled() == []
 
 
 def test_labels_are_refused_where_none_is_needed(tmp_path, policy):
-    guard = Guard(policy, watch=watch_in(tmp_path))
-    with start(create_app(Adder(policy), NOW, guard=guard, audit_rate=1.0)) as address:
+    manager = PolicyManager(policy, watch=watch_in(tmp_path))
+    with start(create_app(Adder(policy), NOW, manager=manager, audit_rate=1.0)) as address:
         assert Client(address).send("POST", "/labels", b'{"labels": {"a": 1}}')[0] == 422
     with start(create_app(Adder(policy), NOW)) as address:
         assert Client(address).get("/labels")[0] == 409
     with pytest.raises(ValueError, match="promises one gap"):
-        watched_monitor(policy, 0.01, labels=True)
+        audit_monitor(policy, 0.01, labels=True)

@@ -20,15 +20,16 @@ from swiftsure.curves.conditions import Condition
 from swiftsure.serve import start
 from swiftsure.serve.audits import AuditQueue
 from swiftsure.serve.bill import Bill
+from swiftsure.serve.disconnect import GoneError
+from swiftsure.serve.openai import ApiError, parse_request
 from swiftsure.serve.proxy import ProxyConfig, create_proxy
 from swiftsure.serve.proxy.audits import Audits
-from swiftsure.serve.proxy.connections import GoneError
 from swiftsure.serve.proxy.health import ModelHealth
-from swiftsure.serve.proxy.requests import ProxyError, asked_of, uncovered
+from swiftsure.serve.proxy.requests import not_covered_reason
 from swiftsure.serve.proxy.streams import PassedOn
 from swiftsure.serve.proxy.upstreams import Found
 from tests.serve.builders import Client, Closed, at_once
-from tests.serve.test_watching import wait_until
+from tests.serve.test_audit_log import wait_until
 from tests.serve.upstreams import FAULTS, Upstream, chat_response, raw, status
 
 PRICES = {"small": (1.0, 1.0), "large": (10.0, 10.0)}
@@ -234,15 +235,20 @@ def test_a_policy_that_does_not_say_what_its_messages_were_like(setup, tmp_path,
 
 
 def test_models_of_two_kinds_have_no_request_in_common():
-    asked = asked_of(b'{"model": "m", "messages": [{"role": "user"}]}', "chat")
-    assert uncovered(asked, {"chat"}, {}) is None
-    assert uncovered(asked, {"chat", "completions"}, {}) == "the policy is for chat and completions"
+    asked = parse_request(b'{"model": "m", "messages": [{"role": "user"}]}', "chat")
+    assert not_covered_reason(asked, {"chat"}, {}) is None
+    assert (
+        not_covered_reason(asked, {"chat", "completions"}, {})
+        == "the policy is for chat and completions"
+    )
 
 
 def test_parameters_are_compared_as_json():
-    asked = asked_of(b'{"model": "m", "messages": [{"role": "user"}], "a": {"b": [1]}}', "chat")
-    assert uncovered(asked, {"chat"}, {"a": {"b": [1.0]}}) is None
-    assert uncovered(asked, {"chat"}, {"a": {"b": [True]}}) is not None
+    asked = parse_request(
+        b'{"model": "m", "messages": [{"role": "user"}], "a": {"b": [1]}}', "chat"
+    )
+    assert not_covered_reason(asked, {"chat"}, {"a": {"b": [1.0]}}) is None
+    assert not_covered_reason(asked, {"chat"}, {"a": {"b": [True]}}) is not None
 
 
 def test_what_the_client_did_not_ask_for_is_not_sent(setup):
@@ -743,14 +749,14 @@ def test_a_token_is_the_clients_key(setup):
 
 
 def test_audits_raise_an_alarm_and_the_large_model_answers(tmp_path, monkeypatch):
-    monkeypatch.setattr("swiftsure.serve.watching.SETTLE", 0.0)
-    monkeypatch.setattr("swiftsure.serve.watching.PAUSE", 0.05)
+    monkeypatch.setattr("swiftsure.serve.audit_log.SETTLE", 0.0)
+    monkeypatch.setattr("swiftsure.serve.audit_log.PAUSE", 0.05)
     with ExitStack() as stack:
         setup = Setup(stack, tmp_path / "served", rate=1.0)
         proxy = setup.app.state.service
         for k in range(30):
             assert setup.ask(f"Is it odd? {k}")[0] == truth(str(k))
-        wait_until(lambda: proxy.guard.watcher.monitor.n == 30)
+        wait_until(lambda: proxy.manager.audit_log.monitor.n == 30)
         assert Client(setup.address).get("/health")[1]["status"] == "ok"
         assert len(setup.large.bodies) == 30  # audits, after the answer
         setup.small.answer = lambda _: ("wrong", 0.99)  # the small model was replaced
@@ -770,23 +776,23 @@ def test_audits_raise_an_alarm_and_the_large_model_answers(tmp_path, monkeypatch
         text = Client(setup.address).get("/metrics")[1]
         assert f'swiftsure_cost_audits{{unit="usd"}} {found["audits"]}' in text
     again = create_proxy(ProxyConfig.load(setup.path))
-    assert again.state.service.guard.mode.full
+    assert again.state.service.manager.mode.full
 
 
 def test_an_outage_of_the_large_model_is_a_fault_and_no_alarm(tmp_path, monkeypatch):
     """Nothing is known of the losses then, so the promise is not watched, and not broken."""
-    monkeypatch.setattr("swiftsure.serve.watching.SETTLE", 0.0)
-    monkeypatch.setattr("swiftsure.serve.watching.PAUSE", 0.05)
+    monkeypatch.setattr("swiftsure.serve.audit_log.SETTLE", 0.0)
+    monkeypatch.setattr("swiftsure.serve.audit_log.PAUSE", 0.05)
     with ExitStack() as stack:
         setup = Setup(stack, tmp_path / "served", rate=1.0)
-        watcher, client = setup.app.state.service.guard.watcher, Client(setup.address)
+        audit_log, client = setup.app.state.service.manager.audit_log, Client(setup.address)
         setup.large.faults = {"odd": status(500)}
         for k in range(100):  # as largest losses, a few of these would raise the alarm
             assert setup.ask(f"Is it odd? {k}")[0] == truth(str(k))
-        wait_until(lambda: watcher.failed == 100)
+        wait_until(lambda: audit_log.failed == 100)
         with pytest.raises(openai.InternalServerError):
             setup.ask("Is it odd? 900")  # needs no audit, so it does not end the fault
-        wait_until(lambda: watcher.made == 1)
+        wait_until(lambda: audit_log.made == 1)
         health, page = client.get("/health")[1], client.get("/status")[1]
         assert (health["status"], health["alarm"]) == ("degraded", None)
         assert "an audit was lost: the last model did not answer" in health["fault"]
@@ -794,20 +800,20 @@ def test_an_outage_of_the_large_model_is_a_fault_and_no_alarm(tmp_path, monkeypa
         setup.large.faults = {}
         assert setup.ask("Is it odd? 7")[0] == "odd"
         wait_until(lambda: client.get("/health")[1]["status"] == "ok")
-        wait_until(lambda: watcher.monitor.n == 2)
-        assert watcher.monitor.mean == 0
+        wait_until(lambda: audit_log.monitor.n == 2)
+        assert audit_log.monitor.mean == 0
 
 
 def test_a_request_without_an_answer_counts_as_no_loss(tmp_path, monkeypatch):
-    monkeypatch.setattr("swiftsure.serve.watching.SETTLE", 0.0)
-    monkeypatch.setattr("swiftsure.serve.watching.PAUSE", 0.05)
+    monkeypatch.setattr("swiftsure.serve.audit_log.SETTLE", 0.0)
+    monkeypatch.setattr("swiftsure.serve.audit_log.PAUSE", 0.05)
     with ExitStack() as stack:
         setup = Setup(stack, tmp_path / "served", rate=1.0)
         setup.large.faults = FAULTS
         with pytest.raises(openai.InternalServerError):
             setup.ask("BROKEN 900")
-        wait_until(lambda: setup.app.state.service.guard.watcher.monitor.n == 1)
-        assert setup.app.state.service.guard.watcher.monitor.mean == 0
+        wait_until(lambda: setup.app.state.service.manager.audit_log.monitor.n == 1)
+        assert setup.app.state.service.manager.audit_log.monitor.mean == 0
 
 
 class SlowUpstreams:
@@ -825,7 +831,7 @@ class SlowUpstreams:
 
 
 class Written:
-    """A guard that notes what is written."""
+    """A manager that notes what is written."""
 
     mode = None
 
@@ -886,24 +892,24 @@ def test_audits_wait_as_long_as_the_large_model_says(wait, written, asked):
     """Those that still wait when the proxy ends are not written, and neither are later ones."""
 
     async def run():
-        guard, upstreams = Written(), BusyUpstreams()
-        audits = guard.audits(upstreams)
+        manager, upstreams = Written(), BusyUpstreams()
+        audits = manager.audits(upstreams)
         for k in range(3):
             audits.begin(audits.queue.choose(), str(k), wait, Found(0, "", {}, Answer("x")))
             await asyncio.sleep(0)
         if wait < 1:
-            while len(guard.requests) < 3:
+            while len(manager.requests) < 3:
                 await asyncio.sleep(0.01)
         await audits.close()
-        return guard.requests, upstreams.asked
+        return manager.requests, upstreams.asked
 
     assert asyncio.run(run()) == (written, asked)
 
 
 def test_audits_are_written_in_the_order_of_the_requests():
     async def run():
-        loop, guard = asyncio.get_running_loop(), Written()
-        audits = guard.audits(SlowUpstreams())
+        loop, manager = asyncio.get_running_loop(), Written()
+        audits = manager.audits(SlowUpstreams())
         turns = [audits.queue.choose() for _ in range(5)]
         slow, fast = loop.create_future(), loop.create_future()
         early, last = Found(0, "", {}, Answer("x")), Found(1, "")
@@ -912,12 +918,12 @@ def test_audits_are_written_in_the_order_of_the_requests():
         audits.begin(turns[1], "1", fast, last)  # nothing to ask for
         audits.begin(turns[0], "0", slow, early)
         await asyncio.sleep(0.05)
-        assert guard.requests == []  # what the slow one lost is not known yet
+        assert manager.requests == []  # what the slow one lost is not known yet
         slow.set_result("x")
         audits.begin(turns[4], "4", fast, None)
         await audits.close()  # request 3 never got an answer
         audits.begin(turns[3], "3", fast, None)
-        return guard.requests
+        return manager.requests
 
     assert asyncio.run(run()) == ["0", "1", "2"]
 
@@ -1054,8 +1060,8 @@ def test_numbers_that_json_lacks_reach_clients_as_null(setup, monkeypatch, numbe
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
 def test_numbers_that_json_lacks_are_refused_in_requests(number):
     body = b'{"model": "m", "messages": [{"role": "user"}], "temperature": %s}' % number.encode()
-    with pytest.raises(ProxyError, match="must be JSON"):
-        asked_of(body, "chat")
+    with pytest.raises(ApiError, match="must be JSON"):
+        parse_request(body, "chat")
 
 
 @pytest.mark.parametrize(

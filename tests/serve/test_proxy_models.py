@@ -11,7 +11,7 @@ from torch import nn
 from swiftsure.serve import start
 from swiftsure.serve.proxy import ProxyConfig, create_proxy
 from tests.serve.builders import Client
-from tests.serve.test_watching import wait_until
+from tests.serve.test_audit_log import wait_until
 from tests.serve.upstreams import Upstream
 
 SIGNS = "0123456789+=\n"
@@ -87,8 +87,8 @@ def accuracy(model):
 
 
 def test_two_language_models_from_record_to_alarm(tmp_path, monkeypatch):
-    monkeypatch.setattr("swiftsure.serve.watching.SETTLE", 0.0)
-    monkeypatch.setattr("swiftsure.serve.watching.PAUSE", 0.05)
+    monkeypatch.setattr("swiftsure.serve.audit_log.SETTLE", 0.0)
+    monkeypatch.setattr("swiftsure.serve.audit_log.PAUSE", 0.05)
     small, large = Adding(32, 1, 200), Adding(64, 2, 450)
     reached = accuracy(small), accuracy(large)
     assert 0.3 < reached[0] < reached[1]
@@ -115,9 +115,9 @@ def test_two_language_models_from_record_to_alarm(tmp_path, monkeypatch):
         with start(app) as address:
             client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
             ask(client, questions[:80], large)
-            watcher = app.state.service.guard.watcher
-            wait_until(lambda: watcher.monitor.n == 80)
-            assert not watcher.monitor.alarm
+            audit_log = app.state.service.manager.audit_log
+            wait_until(lambda: audit_log.monitor.n == 80)
+            assert not audit_log.monitor.alarm
             bill = Client(address).get("/status")[1]["bill"]["usd"]
             assert bill["saved"] + bill["audits"] > 0  # before audits
             assert bill["saved"] < 0  # as every answer was audited

@@ -8,9 +8,9 @@ import pytest
 from scipy.stats import binomtest
 
 from swiftsure.monitor import Monitor, Watch
-from swiftsure.serve import Comparison, Limits, create_app, watched_monitor
-from swiftsure.serve.watching import Watcher
-from tests.serve.builders import Adder, guard_of, policy_of
+from swiftsure.serve import Comparison, Limits, audit_monitor, create_app
+from swiftsure.serve.audit_log import AuditLog
+from tests.serve.builders import Adder, manager_of, policy_of
 
 ALPHA = 0.2
 
@@ -42,19 +42,19 @@ def policy():
 
 
 def serve(engines, folder, n, monkeypatch):
-    """Send n requests to two servers with one folder in turn; return their watchers."""
-    monkeypatch.setattr("swiftsure.serve.watching.SETTLE", 0.0)
-    monkeypatch.setattr("swiftsure.serve.watching.PAUSE", 0.0)
-    monkeypatch.setattr("swiftsure.serve.watching.os.fsync", lambda _: None)  # for speed
-    watchers = [
-        Watcher(engine.policy, watched_monitor(engine.policy, ALPHA), folder) for engine in engines
+    """Send n requests to two servers with one folder in turn; return their audit_logs."""
+    monkeypatch.setattr("swiftsure.serve.audit_log.SETTLE", 0.0)
+    monkeypatch.setattr("swiftsure.serve.audit_log.PAUSE", 0.0)
+    monkeypatch.setattr("swiftsure.serve.audit_log.os.fsync", lambda _: None)  # for speed
+    audit_logs = [
+        AuditLog(engine.policy, audit_monitor(engine.policy, ALPHA), folder) for engine in engines
     ]
     limits = Limits(max_wait_ms=0, max_audits=8)
 
     async def send():
         apps = [
-            create_app(engine, limits, guard=guard_of(watcher), audit_rate=0.7)
-            for engine, watcher in zip(engines, watchers, strict=True)
+            create_app(engine, limits, manager=manager_of(audit_log), audit_rate=0.7)
+            for engine, audit_log in zip(engines, audit_logs, strict=True)
         ]
         first, second = (app.router.lifespan_context(app) for app in apps)
         async with first, second:
@@ -65,7 +65,7 @@ def serve(engines, folder, n, monkeypatch):
                     break
 
     asyncio.run(send())
-    return watchers
+    return audit_logs
 
 
 async def post(app):
@@ -89,9 +89,9 @@ def alarms(kind, rate, runs, n, tmp_path, policy, monkeypatch):
     rng, count = np.random.default_rng(1), 0
     for run in range(runs):
         engines = [kind(policy, rate, rng) for _ in range(2)]
-        watchers = serve(engines, tmp_path / str(run), n, monkeypatch)
-        assert all(watcher.fault is None for watcher in watchers)
-        count += any(watcher.monitor.alarm for watcher in watchers)
+        audit_logs = serve(engines, tmp_path / str(run), n, monkeypatch)
+        assert all(audit_log.fault is None for audit_log in audit_logs)
+        count += any(audit_log.monitor.alarm for audit_log in audit_logs)
     return binomtest(count, runs, ALPHA, alternative="greater").pvalue
 
 
@@ -108,11 +108,11 @@ def test_audits_that_choose_by_their_result_are_found_out(tmp_path, policy, monk
 def test_the_alarm_comes_as_in_a_monitor_alone(tmp_path, policy, monkeypatch):
     rng = np.random.default_rng(2)
     engines = [Drawing(policy, 0.5, rng) for _ in range(2)]
-    watchers = serve(engines, tmp_path, 2000, monkeypatch)
-    folded = Watch.load(watchers[0].folder / "monitor.json").monitor
+    audit_logs = serve(engines, tmp_path, 2000, monkeypatch)
+    folded = Watch.load(audit_logs[0].folder / "monitor.json").monitor
     assert folded.alarm
     alone = Monitor(policy.certificate.promises[0].epsilon, ALPHA)
-    for line in ordered_losses(watchers[0].folder):
+    for line in ordered_losses(audit_logs[0].folder):
         if alone.update(line):
             break
     assert folded.alarm_at == alone.alarm_at

@@ -102,7 +102,11 @@ def test_shapes_and_labels(study):
     assert study.labels == tuple(CONTROLS)
     assert dict(study.controls) == CONTROLS
     assert (study.n_calibration, study.n_pool, study.splits, study.draws) == (250, 600, 12, 15)
-    assert (study.about.risk, study.about.loss, study.cost) == ("gap", "zero_one", "layers")
+    assert (study.about.statistic.risk, study.about.statistic.loss, study.cost) == (
+        "gap",
+        "zero_one",
+        "layers",
+    )
     assert study.full_cost == 12.0
     assert study.delta == 0.15
     np.testing.assert_array_equal(study.epsilons, EPSILONS)
@@ -406,7 +410,7 @@ def test_consistency_needs_no_labels():
     sample = Population().sample(400, 0)
     record = ss.ExitRecord.from_logits(sample.logits, losses=["zero_one"])
     found = ss.evaluate(record, risk="consistency", controls=["ucb"], epsilons=[0.1], splits=3)
-    assert found.about.risk == "consistency"
+    assert found.about.statistic.risk == "consistency"
     assert (found.test_risk["ucb"] >= 0).all()
 
 
@@ -561,8 +565,8 @@ def test_a_curve_has_its_choices_already(record):
     for arguments in ({"loss": "other"}, {"risk": "consistency"}):
         with pytest.raises(ValueError, match="must be the curve's own"):
             ss.evaluate(curve, splits=1, **arguments)
-    named = {"risk": curve.risk_name, "loss": curve.loss_name}
-    assert ss.evaluate(curve, **named, splits=1).about.loss == curve.loss_name
+    named = {"risk": curve.statistic.risk, "loss": curve.statistic.loss}
+    assert ss.evaluate(curve, **named, splits=1).about.statistic.loss == curve.statistic.loss
 
 
 def test_losses_must_be_relative_to_the_full_model():

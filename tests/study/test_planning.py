@@ -13,7 +13,7 @@ from scipy.stats import binom, binomtest
 
 import swiftsure as ss
 from swiftsure.certify import bounds
-from swiftsure.curves.curve import SHUFFLE_STREAM
+from swiftsure.curves.sample_order import SHUFFLE_STREAM
 from swiftsure.study.planning import (
     Budget,
     GainPlan,
@@ -158,8 +158,8 @@ def test_a_pilot_that_averages_over_samples_of_groups_is_refused():
     """Its losses are parts of the largest group, so their mean is far below the risk."""
     losses = np.zeros((40, 2))
     groups = np.arange(40) // 4
-    pilot = ss.RiskCurve.from_losses(
-        [None, 1], losses, loss_range=(0, 1), groups=groups, average="sample", max_group_size=50
+    pilot = ss.RiskCurve.from_losses([None, 1], losses, loss_range=(0, 1)).grouped(
+        groups, average="sample", max_size=50
     )
     with pytest.raises(ValueError, match="use `gain_by_samples`"):
         samples_needed(0.05, pilot=pilot)
@@ -702,8 +702,8 @@ def test_taking_the_best_of_all_settings_is_noticed():
 
 
 def rows_of_the_guide():
-    """The first cells of the table of controls in docs/choosing.md."""
-    guide = Path(__file__).parents[2] / "docs" / "choosing.md"
+    """The first cells of the table of controls in docs/concepts/choosing.md."""
+    guide = Path(__file__).parents[2] / "docs" / "concepts" / "choosing.md"
     return re.findall(r'^\| `("[a-z]+".*?)` \|', guide.read_text(encoding="utf-8"), re.MULTILINE)
 
 

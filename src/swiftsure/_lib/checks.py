@@ -1,10 +1,12 @@
 """Argument checks; each error is one line: the argument, what was expected, what was received."""
 
 import difflib
+import inspect
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +21,11 @@ __all__ = [
     "numbers",
     "of_shape",
     "shape_text",
+    "suggesting",
     "within",
 ]
+
+T = TypeVar("T")
 
 MEANT = {"accuracy": "zero_one", "acc": "zero_one", "error": "zero_one", "eps": "epsilon"}
 """What some names mean that are not like ours."""
@@ -75,11 +80,36 @@ def choice(name: str, value: str, names: Iterable[str]) -> str:
     names = list(names)
     if value in names:
         return value
-    meant = [name for name in [MEANT.get(str(value))] if name in names]
-    near = meant or difflib.get_close_matches(str(value), names, n=1)
-    hint = f" Did you mean '{near[0]}'?" if near else ""
+    near = nearest(str(value), names)
+    hint = f" Did you mean '{near}'?" if near else ""
     options = ", ".join(names) if names else "none"
     raise ValueError(f"`{name}` must be one of: {options}; but got {value!r}.{hint}")
+
+
+def nearest(name: str, names: Sequence[str]) -> str | None:
+    """Return which of `names` was meant by another one, if any is near."""
+    meant = [known for known in [MEANT.get(name)] if known in names]
+    return next(iter(meant or difflib.get_close_matches(name, names, n=1)), None)
+
+
+def suggesting(target: T) -> T:
+    """Decorate a function, or a dataclass, to suggest a name where it gets an unknown argument."""
+    function: Any = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
+    known = list(inspect.signature(function).parameters)
+
+    @wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        for name in kwargs:
+            if name not in known:
+                near = nearest(name, known)
+                hint = f" Did you mean `{near}`?" if near else ""
+                raise TypeError(f"`{target.__name__}` has no argument `{name}`.{hint}")  # type: ignore[attr-defined]
+        return function(*args, **kwargs)
+
+    if isinstance(target, type):
+        target.__init__ = checked  # type: ignore[misc]
+        return target
+    return checked  # type: ignore[return-value]
 
 
 def numbers(name: str, values: Any, dtype: type | None = None) -> NDArray[Any]:

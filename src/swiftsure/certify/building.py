@@ -78,12 +78,12 @@ def make_policy(
         max_costs=request.limits,
         samples=Samples(
             n=chosen.n,
-            unit="groups" if curve.grouped else "samples",
-            average=curve.average,
-            n_samples=curve.n_samples or curve.n,
-            max_group_size=curve.max_group_size,
+            unit=curve.units.name,
+            average=curve.units.average,
+            n_samples=curve.units.n_samples or curve.n,
+            max_group_size=curve.units.max_size,
             population=pool,
-            max_weight=curve.max_weight,
+            max_weight=curve.units.max_weight,
             slices=None if slices is None else dict(slices),
             small_slices=None if not small_slices else dict(small_slices),
             labels=max((c.n_labels for c in curves if c.n_labels is not None), default=None),
@@ -122,8 +122,8 @@ def make_policy(
         threshold=threshold,
         score=None if known is None else known.score_of(request.rule),
         n_exits=None if exits is None else exits.n_exits,
-        strict=curve.strict,
-        min_exit=curve.min_exit,
+        strict=curve.rule.strict,
+        min_exit=curve.rule.min_exit,
         temperatures=None if exits is None else exits.temperatures,
         dtype=None if exits is None else exits.dtype,
         settings=settings,
@@ -152,7 +152,7 @@ def _promise(
     first_tested = 1 if curve.full_model_first else 0
     if (
         upper is None
-        and not curve.selective
+        and not curve.statistic.selective
         and result.bound is not None
         and result.delta is not None
         and result.tested is not None
@@ -164,18 +164,18 @@ def _promise(
             delta /= max(1, curve.n_settings - first_tested)
         upper = bound.upper(*result.tested, index, delta, pool or 0)
     # If nothing is certified, the full model runs, and loses nothing against itself.
-    full_model = index is None and curve.relative
+    full_model = index is None and curve.statistic.relative
     return PromiseResult(
-        risk=curve.risk_name,
-        loss=curve.loss_name,
+        risk=curve.statistic.risk,
+        loss=curve.statistic.loss,
         epsilon=result.epsilon,
         loss_range=(curve.loss_range.low, curve.loss_range.high),
         bound=result.bound,
         calibration_risk=0.0 if full_model else curve.risk_at(index or 0),
         upper_bound=upper,
-        relative=curve.relative,
-        above=curve.above,
-        worst=curve.worst,
+        relative=curve.statistic.relative,
+        above=curve.statistic.above,
+        worst=curve.statistic.worst,
         among=asked.among,
         within=asked.within,
     )

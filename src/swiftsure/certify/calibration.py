@@ -67,6 +67,7 @@ Missing = Literal["raise", "worst", "stop"] | Ask
 """What to do where a needed label is missing."""
 
 
+@checks.suggesting
 @dataclass(frozen=True)
 class Calibration:
     """What to promise, and how to look for the fastest setting that keeps it.
@@ -324,6 +325,7 @@ def _path(given: Any) -> Path | PilotPath | str | None:
     return Path.of(given, np.empty((0, 0)))
 
 
+@checks.suggesting
 def calibrate(
     record: Any,
     promises: Promise | CostPromise | Sequence[Promise | CostPromise] | None = None,

@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 from swiftsure._lib import checks
 from swiftsure._lib.storage import blocks
 from swiftsure.certify import bounds
-from swiftsure.curves.conditions import Condition, dropped
-from swiftsure.curves.curve import LABELS_MISSING, RiskCurve, in_range
+from swiftsure.curves import transforms
+from swiftsure.curves.checks import in_range
+from swiftsure.curves.conditions import LABELS_MISSING, Condition, dropped
+from swiftsure.curves.curve import RiskCurve
 from swiftsure.curves.paths import BREAKPOINTS, LEARNED
 from swiftsure.curves.sample_order import SampleOrder
 
@@ -211,13 +213,13 @@ class Control:
     def prepare(self, curve: RiskCurve) -> RiskCurve:
         """Return the curve that the control tests; raise if it cannot."""
         if self.zero_bounded:
-            curve = curve.zero_bounded()
+            curve = transforms.zero_bounded(curve)
         if curve.cut_from is not None and not self.can_stop:
             raise ValueError(
                 f"`missing='stop'` needs a control that walks along the path and may stop anywhere:"
                 f" ucb, ltt in fixed sequence, or crc with its guarantee, but got {self.label}."
             )
-        if self.name == "crc" and not curve.relative:
+        if self.name == "crc" and not curve.statistic.relative:
             raise ValueError(
                 "`crc` needs losses relative to the full model, but these were declared not to be"
                 " (`relative=False`)."
@@ -225,7 +227,7 @@ class Control:
         declared = bounds.declared_for(self.bound, curve.loss_range)
         if curve.branches is not None and self.guarantee != "probability":
             raise ValueError("`path` with branches needs ucb, or ltt in fixed sequence.")
-        if curve.selective and self.name not in ("ucb", "ltt"):
+        if curve.statistic.selective and self.name not in ("ucb", "ltt"):
             raise ValueError(
                 "`control` must be ucb, or ltt in fixed sequence, for the samples that exit early,"
                 f" but got {self.label}."
@@ -246,7 +248,7 @@ class Control:
 
     def bound_for(self, curve: RiskCurve, n: int, pool: int | None = None) -> bounds.Bound:
         """Return the bound that tests a curve; it does not depend on the observed losses."""
-        exact = self.bound == "auto" and curve.selective and n > MOST_EXACT
+        exact = self.bound == "auto" and curve.statistic.selective and n > MOST_EXACT
         name = "star" if exact and curve.loss_range.ternary else self.bound
         return bounds.resolve(name, curve.loss_range, n, pool)
 
@@ -270,7 +272,7 @@ class Control:
         start: int,
         pool: int | None,
     ) -> NDArray[np.int64]:
-        if curve.selective:
+        if curve.statistic.selective:
             found = [self.among_exits([curve], [e], delta, pool, rows) for e in epsilons.tolist()]
             return np.asarray([max(each, default=start - 1) for each in found], np.int64)
         bound = self.bound_for(curve, len(rows), pool)
@@ -387,10 +389,13 @@ class Control:
 
         def certified(k: int, share: float) -> bool:
             for curve, order, bound, epsilon in tests:
-                among = order if curve.sizes is not None else order[curve.left_at(k)[order]]
-                alone = replace(curve, selective=False).only(k, among)
+                among = order if curve.units.sizes is not None else order[curve.left_at(k)[order]]
+                plain = replace(curve, statistic=replace(curve.statistic, selective=False))
                 one_by_one = curve.storage.arange(len(among))
-                if not among.size or not bound.passes(alone, one_by_one, epsilon, share)[0]:
+                if (
+                    not among.size
+                    or not bound.passes(plain.only(k, among), one_by_one, epsilon, share)[0]
+                ):
                     return False
             return True
 
@@ -437,7 +442,7 @@ class Control:
         chance = checks.between("delta", delta, 0.0, 1.0) if promises_probability else 0.5  # type: ignore[arg-type]
         if pool is not None and not promises_probability:
             raise ValueError(f"`pool` is for ucb and ltt, not for {self.name}.")
-        if pool is not None and curve.max_weight is not None:
+        if pool is not None and curve.units.max_weight is not None:
             raise ValueError("`pool` does not go with weights: the promise is about the pool.")
         prepared = self.prepare(curve)
         bound = None
@@ -450,7 +455,7 @@ class Control:
         elif ordered:
             rows = prepared.rows_in_order(order.seed)
         certified: tuple[int, ...] = ()
-        if prepared.selective:
+        if prepared.statistic.selective:
             certified = tuple(self.among_exits([prepared], [level], chance, pool, rows))
             index = max(certified, default=-1)
         else:
@@ -482,15 +487,14 @@ class Control:
         """Return what the promise rests on; `order` if the test depends on it."""
         if self.guarantee == "none":
             return ()
-        unit = "groups" if curve.grouped else "samples"
-        draws = curve.draws or Condition.of("draws", kind="same", unit=unit)
+        unit, draws = curve.units.name, curve.units.draws
         if pool is not None:
             draws = Condition.of("draws", kind="population", unit=unit)
         found = [draws, Condition.of("fixed beforehand", what="calibration")]
         found += self._loss_condition(curve, bound)
         found.append(Condition.of("number of samples", unit=unit))
-        if curve.max_group_size is not None:
-            found.append(Condition.of("group size", most=curve.max_group_size))
+        if curve.units.max_size is not None:
+            found.append(Condition.of("group size", most=curve.units.max_size))
         if curve.path_kind.startswith(LEARNED):
             found.append(Condition.of("pilot", unit=unit))
         monotone = bound is None or bound.monotone
@@ -504,18 +508,20 @@ class Control:
         """Return what the test takes for granted of the losses, if anything."""
         values = {"binary": "0 or 1", "ternary": "-1, 0 or 1"}
         (low, high), kind = (curve.loss_range.low, curve.loss_range.high), "at most"
-        if curve.worst is not None:
-            high = low + curve.worst * (high - low)
-        elif curve.max_weight is not None:
-            kind = "weight" if curve.above is not None else "weighted"
-        elif curve.above is not None:
+        if curve.statistic.worst is not None:
+            high = low + curve.statistic.worst * (high - low)
+        elif curve.units.max_weight is not None:
+            kind = "weight" if curve.statistic.above is not None else "weighted"
+        elif curve.statistic.above is not None:
             return []  # whether a loss is above a limit is 0 or 1, whatever the loss
         elif bound is not None and bound.needs in values:
             kind = values[bound.needs]
             if self.zero_bounded and low < 0:
                 kind = "above 0 is 1"
-        risk = curve.risk_name if curve.relative else ""
-        return [Condition.of("loss", loss=curve.loss_name, risk=risk, kind=kind, most=float(high))]
+        risk = curve.statistic.risk if curve.statistic.relative else ""
+        return [
+            Condition.of("loss", loss=curve.statistic.loss, risk=risk, kind=kind, most=float(high))
+        ]
 
     def options(self) -> dict[str, Any]:
         """Return the options that differ from their defaults."""
@@ -728,7 +734,7 @@ def certified_together(
     if any(not np.array_equal(curve.thresholds, first.thresholds) for curve in curves):
         raise ValueError("`promises` must share one path.")
     pairs = list(zip(curves, results, strict=True))
-    along = [(curve, result) for curve, result in pairs if not curve.selective]
+    along = [(curve, result) for curve, result in pairs if not curve.statistic.selective]
     if len(pairs) > 1:
         _refuse_several(control, len(along) < len(pairs))
     mask = np.ones(first.n_settings, bool)
@@ -742,7 +748,7 @@ def certified_together(
     elif along:
         index = min(-1 if result.index is None else result.index for _, result in along)
         mask &= np.arange(len(mask)) <= index
-    exiting = [(curve, result) for curve, result in pairs if curve.selective]
+    exiting = [(curve, result) for curve, result in pairs if curve.statistic.selective]
     if exiting:
         alone = np.zeros_like(mask)
         alone[_certified_exits(control, exiting, delta, pool)] = True

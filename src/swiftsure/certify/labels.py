@@ -99,21 +99,22 @@ class LabelBudget:
     def of(cls, record: Any, curve: RiskCurve, labels: int, rule: ExitRule) -> "LabelBudget":
         """Return the budget for samples drawn from a record, whose curve this is."""
         fixed = isinstance(record, ExitRecord) and curve.path_kind != BREAKPOINTS
-        if not fixed or curve.grouped:
+        if not fixed or curve.units.grouped:
             raise ValueError(
                 "A budget of labels in `missing` needs an ExitRecord without groups, and a path"
                 " that is fixed beforehand."
             )
-        if RISKS[curve.risk_name].table != "losses":
+        if RISKS[curve.statistic.risk].table != "losses":
             raise ValueError("`missing` needs a risk against labels, such as the gap.")
         differs = np.ones((record.n, record.n_exits), bool)
         differs[:, -1] = False
-        if gap_is_known_by_agreement(curve.loss_name):  # else every sample that exits needs a label
-            checks.choice("loss", curve.loss_name, record.inconsistencies)
-            differs = record.inconsistencies[curve.loss_name] != 0
+        if gap_is_known_by_agreement(
+            curve.statistic.loss
+        ):  # else every sample that exits needs a label
+            checks.choice("loss", curve.statistic.loss, record.inconsistencies)
+            differs = record.inconsistencies[curve.statistic.loss] != 0
         path = Path(curve.thresholds, curve.path_kind)
-        exits = {"strict": curve.strict, "min_exit": curve.min_exit}
-        first = first_setting(record.confidences_of(rule), differs, path, exits)
+        first = first_setting(record.confidences_of(rule), differs, path, curve.rule)
         return cls(checks.count("budget", labels, 0), first)
 
     def compared(self, controls: Mapping[str, Control]) -> dict[str, Control]:

@@ -21,8 +21,9 @@ from swiftsure.certify.calibration import Calibration
 from swiftsure.certify.certificate import Certificate, Name, PromiseResult
 from swiftsure.certify.tracking import log_to_mlflow
 from swiftsure.curves import paths
-from swiftsure.curves.curve import GIVEN_SETTINGS, RiskCurve
+from swiftsure.curves.curve import RiskCurve
 from swiftsure.curves.dials import setting_key
+from swiftsure.curves.paths import GIVEN_SETTINGS
 from swiftsure.curves.risks import RISKS
 from swiftsure.exits import ExitRule, exit_indices, threshold_array
 from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord

@@ -11,7 +11,8 @@
 | `CostPromise("flops", at_most=3e9)` | the mean cost |
 
 Every promise is a mean of a transformed loss, so one test certifies any of them; see
-`RiskCurve.drawn`. How samples were drawn (groups, weights, slices) is the record's to say.
+`swiftsure.curves.transforms`. How samples were drawn (groups, weights, slices) is the record's to
+say.
 """
 
 from dataclasses import KW_ONLY, dataclass, replace
@@ -21,9 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftsure._lib import checks
+from swiftsure.curves import transforms
 from swiftsure.curves.curve import RiskCurve
 from swiftsure.curves.paths import PathLike
 from swiftsure.curves.risks import RISKS
+from swiftsure.curves.statistic import UNNAMED
 from swiftsure.exits import ExitRule
 
 __all__ = ["CostPromise", "Promise", "slice_rows"]
@@ -32,6 +35,7 @@ AMONG = ("all", "exits")
 WITHIN = ("slices", "each slice")
 
 
+@checks.suggesting
 @dataclass(frozen=True)
 class Promise:
     """One statement: a risk is at most ε.
@@ -117,15 +121,20 @@ class Promise:
         if self.within is not None:
             raise ValueError("`within` needs a record with slices; a RiskCurve has none.")
         own = self.above is None and self.worst is None and self.among == "all"
-        named = curve.confirmed(self.risk if self.risk != "gap" else None, self.loss)
+        held = curve.statistic
+        if self.risk not in ("gap", held.risk):
+            raise ValueError(f"`risk` must be the curve's own, {held.risk}, but got {self.risk!r}.")
+        if self.loss not in (None, held.loss) and held.loss != UNNAMED:
+            raise ValueError(f"`loss` must be the curve's own, {held.loss}, but got {self.loss!r}.")
+        named = replace(curve, statistic=replace(held, loss=self.loss or held.loss))
         return named if own else self._transformed(named)
 
     def _transformed(self, curve: RiskCurve) -> RiskCurve:
         if self.among == "exits":
-            if not curve.has_exits:
-                raise ValueError("`among='exits'` needs a record of exits.")
-            curve = replace(curve, selective=True)
-        return curve.transformed(self.above, self.worst)
+            curve = transforms.among_exits(curve)
+        if self.worst is not None:
+            return transforms.worst_mean(curve, self.worst, self.above)
+        return curve if self.above is None else transforms.tail(curve, self.above)
 
     def __str__(self) -> str:
         """Return the statement in short."""
@@ -141,6 +150,7 @@ class Promise:
         return f"{text}{where} ≤ {self.epsilon:g}"
 
 
+@checks.suggesting
 @dataclass(frozen=True)
 class CostPromise:
     """One statement: a mean cost is at most a limit.

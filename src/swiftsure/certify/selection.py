@@ -21,6 +21,7 @@ from swiftsure.certify.labels import label_along, shortest
 from swiftsure.certify.policy import Metadata, Policy
 from swiftsure.certify.promise import Promise, slice_rows
 from swiftsure.certify.slices import SlicedPolicy, sliced_policies
+from swiftsure.curves import transforms
 from swiftsure.curves.conditions import Condition
 from swiftsure.curves.curve import RiskCurve
 from swiftsure.curves.paths import BREAKPOINTS, Path, exit_candidates
@@ -37,6 +38,7 @@ __all__ = [
     "fastest",
     "overall",
     "prepared",
+    "refuse_own",
     "run",
     "small_slices",
     "walk_delta",
@@ -94,10 +96,9 @@ def run(
     draws: Condition | None = None
     order: SampleOrder | None = None
     if request.limits:
-        curve, unit = whole[0], "groups" if whole[0].grouped else "samples"
         mask &= within_costs(request, record, len(mask), share)
         # Costs are bounded over all samples together, whatever holds in slices.
-        draws, order = curve.draws or Condition.of("draws", kind="same", unit=unit), curve.order
+        draws, order = whole[0].units.draws, whole[0].order
     if small:
         mask[:] = False
     index = fastest(tested[0].curve, mask)
@@ -181,14 +182,12 @@ def _refuse_missing_theorems(request: Calibration, record: Any) -> None:
         )
     if isinstance(record, RiskCurve):
         rule, missing = request.rule, request.missing
-        record.refuse_own(
-            {
-                "path": request.path,
-                "score": rule.score,
-                "strict": rule.strict or None,
-                "min_exit": rule.min_exit or None,
-                "missing": None if missing == "raise" else missing,
-            }
+        refuse_own(
+            path=request.path,
+            score=rule.score,
+            strict=rule.strict or None,
+            min_exit=rule.min_exit or None,
+            missing=None if missing == "raise" else missing,
         )
         if request.limits:
             raise ValueError("A CostPromise needs a record; a RiskCurve has no largest cost.")
@@ -217,6 +216,13 @@ def _refuse_missing_theorems(request: Calibration, record: Any) -> None:
                 " share or a cost without replacement. Leave `drawn_from` out, and the promise is"
                 " about the distribution instead."
             )
+
+
+def refuse_own(**given: Any) -> None:
+    """Raise if an argument is given that a RiskCurve already determines."""
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"`{name}` is the RiskCurve's own; leave it out.")
 
 
 def _with_learned_path(request: Calibration, record: Any) -> tuple[Any, Calibration]:
@@ -313,7 +319,7 @@ def within_costs(request: Calibration, record: Any, n_settings: int, delta: floa
         curve = plain.uncut(record, request.rule, route)
         most = _largest_cost(curve, name)
         level = checks.between("at_most", limit, 0.0, most) / most
-        costs = record.sampling.applied(curve.cost_curve(name, most), record.groups)
+        costs = record.sampling.applied(transforms.cost_curve(curve, name, most), record.groups)
         tables.append((costs, level))
     costs = tables[0][0]
     rows, one_by_one = costs.rows_in_order(costs.order.seed), np.arange(costs.n)
@@ -362,7 +368,7 @@ def _by_promise(
     `draws` and `order` are those of the samples whose costs bets tested, if any were.
     """
     found = []
-    unit = "groups" if tested[0].curve.grouped else "samples"
+    unit = tested[0].curve.units.name
     more = () if draws is None or order is None else (draws, order.condition(unit))
     ordered: dict[str, Any] = (
         {} if order is None else {"seed": order.seed, "seed_drawn": order.drawn}

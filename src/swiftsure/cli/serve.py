@@ -18,7 +18,7 @@ from swiftsure.cli.targets import find_target, import_from_current_folder
 
 if TYPE_CHECKING:
     from swiftsure.certify.policy import Policy
-    from swiftsure.serve import Watcher
+    from swiftsure.serve import AuditLog
 
 __all__ = ["serve"]
 
@@ -132,10 +132,10 @@ def serve(
     from swiftsure.serve.alarms import alarm_hook
     from swiftsure.serve.app import Limits, create_app
     from swiftsure.serve.engine import EngineOptions
-    from swiftsure.serve.guarding import Guard, PolicyStore
+    from swiftsure.serve.lifecycle import listen, log_to_stderr, run
     from swiftsure.serve.loading import load_engines
     from swiftsure.serve.policies import load_policy
-    from swiftsure.serve.running import listen, log_to_stderr, run
+    from swiftsure.serve.policy_manager import PolicyManager, PolicyStore
 
     if demo == (folder is not None):
         raise ValueError("`folder` must be given, or --demo, and not both.")
@@ -169,7 +169,7 @@ def serve(
         if policy is not None:
             own = load_policy(policy)
             engines[0].check(own)  # before it is stored: a server must be able to start without it
-        guard = Guard(
+        manager = PolicyManager(
             own,
             watch=_watch(audit, epsilon, labels, alpha, state),
             fallback=None if fallback is None else load_policy(fallback),
@@ -178,17 +178,17 @@ def serve(
             on_alarm=alarm_hook(on_alarm),
         )
         token = os.environ.get(TOKEN)
-        app = create_app(engines, limits, guard=guard, audit_rate=audit, token=token)
+        app = create_app(engines, limits, manager=manager, audit_rate=audit, token=token)
         with listen(host, port) as listening:
-            resumed = resume and guard.resume()
+            resumed = resume and manager.resume()
             address = _address(listening)
             if json:
                 print_json(
                     {
                         "address": address,
-                        "sentence": str(guard.policy),
-                        "state": guard.state,
-                        "alarm": guard.alarm,
+                        "sentence": str(manager.policy),
+                        "state": manager.state,
+                        "alarm": manager.alarm,
                         "resumed": resumed,
                         "workers": [getattr(engine, "pid", os.getpid()) for engine in engines],
                     }
@@ -196,9 +196,9 @@ def serve(
             else:
                 if resume:
                     print_text("The alarm was put aside." if resumed else "There was no alarm.")
-                print_policy(guard.policy or own)
-                if guard.alarm is not None:
-                    print_text(f"The {guard.state} answers: {guard.alarm}", "bold red")
+                print_policy(manager.policy or own)
+                if manager.alarm is not None:
+                    print_text(f"The {manager.state} answers: {manager.alarm}", "bold red")
                 print_text(f"Serving on {address}")
             sys.stdout.flush()
             if drift:
@@ -247,16 +247,16 @@ def _address(listening: socket.socket) -> str:
 
 
 def _serve_proxy(path: Path, listening: socket.socket, resume: bool, json: bool) -> None:
+    from swiftsure.serve.lifecycle import run
     from swiftsure.serve.proxy import ProxyConfig, create_proxy
-    from swiftsure.serve.running import run
 
     config = ProxyConfig.load(path)
     if resume and config.policy is None:
         raise ValueError(f"`--resume` needs a policy to go back to, but {path} names none.")
     app = create_proxy(config, token=os.environ.get(TOKEN))
-    guard = app.state.service.guard
-    resumed = resume and guard.resume()
-    address, policy = f"{_address(listening)}/v1", guard.policy
+    manager = app.state.service.manager
+    resumed = resume and manager.resume()
+    address, policy = f"{_address(listening)}/v1", manager.policy
     sentence = None if policy is None else str(policy)
     if json:
         print_json({"address": address, "sentence": sentence, "resumed": resumed})
@@ -292,18 +292,18 @@ def _drill(address: str, say: Callable[[str], None]) -> None:
 
 def _watch(
     audit: float, epsilon: float | None, labels: bool, alpha: float, state: Path
-) -> "Callable[[Policy, float], Watcher]":
-    """Return a function that returns the watcher of a policy, with its share of α.
+) -> "Callable[[Policy, float], AuditLog]":
+    """Return a function that returns the audit log of a policy, with its share of α.
 
     If nothing is audited, it still obeys an alarm of before, or of another server.
     """
 
-    def watch(policy: "Policy", share: float) -> "Watcher":
+    def watch(policy: "Policy", share: float) -> "AuditLog":
         from swiftsure import serve as serving
 
         monitor = None
         if audit > 0:
-            monitor = serving.watched_monitor(policy, alpha * share, epsilon, labels=labels)
-        return serving.Watcher(policy, monitor, state)
+            monitor = serving.audit_monitor(policy, alpha * share, epsilon, labels=labels)
+        return serving.AuditLog(policy, monitor, state)
 
     return watch

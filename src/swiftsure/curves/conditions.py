@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Condition", "Fact", "dropped", "replaced"]
+__all__ = ["LABELS_MISSING", "Condition", "Fact", "dropped", "replaced"]
 
 Fact = bool | int | float | str
 
@@ -52,6 +52,10 @@ class Condition:
         if not isinstance(key, str) or not isinstance(facts, Mapping):
             raise ValueError("a condition must have a key and facts, and nothing else")
         return cls.of(key, **facts)
+
+
+LABELS_MISSING = Condition("labels missing")
+"""The condition of bets on losses that were assumed to be the worst; monotone tests need none."""
 
 
 def dropped(conditions: Iterable[Condition], *keys: str) -> tuple[Condition, ...]:

@@ -18,6 +18,7 @@ from swiftsure.exits import NEVER, threshold_array
 __all__ = [
     "BREAKPOINTS",
     "FRONT",
+    "GIVEN_SETTINGS",
     "LEARNED",
     "WITHIN_SCORES",
     "Path",
@@ -33,6 +34,9 @@ LEARNED = "learned on a pilot: "
 
 FRONT = LEARNED + "front of risk and cost"
 """The kind of a path of settings by their risk and cost on a pilot."""
+
+GIVEN_SETTINGS = "given settings"
+"""The kind of a path whose settings came with the losses."""
 
 LOGIT_GRID = "logit grid"
 WITHIN_SCORES = (BREAKPOINTS, LOGIT_GRID)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftsure._lib.registry import Registry
-from swiftsure.curves.curve import ZERO_BOUNDED
+from swiftsure.curves.statistic import ZERO_BOUNDED
 from swiftsure.losses import LossRange
 
 __all__ = ["RISKS", "RiskKind", "risk_noun"]

@@ -9,13 +9,23 @@ from numpy.typing import NDArray
 from swiftsure._lib import checks
 from swiftsure.curves.conditions import Condition
 
-__all__ = ["SampleOrder"]
+__all__ = ["SampleOrder", "shuffling"]
 
 SEED_BITS = 53
 """Bits of a drawn seed, few enough for JSON readers that store numbers as doubles."""
 
 SPLIT_STREAM = 0x50494C4F54
 """Separates the random numbers of splits from those of the order of the tests."""
+SHUFFLE_STREAM = 0x5357495654
+
+
+def shuffling(seed: int) -> np.random.Generator:
+    """Return the random stream that shuffles samples.
+
+    It is a stream of its own, so that a caller who sampled with the same seed gets an independent
+    order.
+    """
+    return np.random.default_rng([seed, SHUFFLE_STREAM])
 
 
 @dataclass(frozen=True)

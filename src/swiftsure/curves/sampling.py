@@ -8,11 +8,17 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from swiftsure._lib import checks
-from swiftsure.curves.curve import Average, RiskCurve
+from swiftsure._lib import kernels as _kernels
+from swiftsure.curves.conditions import Condition
+from swiftsure.curves.curve import RiskCurve
+from swiftsure.curves.units import Average, Units
+from swiftsure.curves.worst_share import Members
+from swiftsure.losses import LossRange
 
 __all__ = ["Sampling", "check_groups", "checked_weights"]
 
 Array = NDArray[Any]
+Floats = NDArray[np.float64]
 
 SLACK = 1e-6
 """How far rounding may carry a weight out of its range, relative to the largest."""
@@ -72,26 +78,143 @@ class Sampling:
         return {name: value for name, value in held.items() if value not in (None, False)}
 
     def applied(
-        self, curve: RiskCurve, groups: Array | None, rows: Array | None = None
+        self, curve: RiskCurve, groups: ArrayLike | None = None, rows: Array | None = None
     ) -> RiskCurve:
-        """Return the curve of these samples, or of some rows of them, as the promise weights them.
+        """Return the curve of the units that were drawn, weighted as the promise weights them.
 
-        `rows` are those of one slice, in which the mean weight need not be 1.
+        Parameters
+        ----------
+        curve : RiskCurve
+            Of single samples, all counted alike.
+        groups : (n,), optional
+            Labels of dependent rows (requests of one user, frames of one video).
+        rows : (m,), optional
+            Those of one slice, in which the mean weight need not be 1.
+
+        Notes
+        -----
+        A promise is E[y] ≤ ε E[z], with y the weighted sum (or mean) of a unit's losses and z that
+        of ones, both divided by the largest z possible. It holds if and only if y + ε (1 − z) has a
+        mean of at most ε: the unit, filled up with losses of ε. That is at most B, so a test at ε
+        of its mean is a test of the promise. For plain samples E[w] is 1, so z = 1 may stay.
         """
         weights = self.weights
+        labels = None if groups is None else np.asarray(groups)
         if rows is not None:
             curve = curve.take(rows)
-            groups = None if groups is None else groups[rows]
+            labels = None if labels is None else labels[rows]
             weights = None if weights is None else weights[rows]
-        return curve.drawn(
-            weights=weights,
-            max_weight=self.max_weight or 1.0,
-            estimated=self.estimated,
-            groups=groups,
-            average=self.average or "group",
-            max_size=self.max_size,
-            part=self.part or rows is not None,
+        part = self.part or rows is not None
+        if not part and labels is None and weights is None:
+            return curve
+        if curve.units.grouped or curve.units.max_weight is not None:
+            raise ValueError("`groups` and `weights` must be given once, and together.")
+        if curve.shuffled_with is not None:
+            raise ValueError("`groups` and `weights` must be given before samples are shuffled.")
+        if labels is not None:
+            checks.of_shape("groups", labels, {"n": curve.n})
+            check_groups(labels, self.average, self.max_size)
+        curve = replace(curve, units=self._units(part, labels is not None, curve.n))
+        plain = labels is None and not curve.statistic.selective
+        if weights is None:
+            return curve if labels is None else _in_units(curve, labels, np.ones(curve.n))
+        if plain and not part:
+            return _weighted(curve, weights)
+        return _in_units(curve, labels, weights / curve.units.max_weight)
+
+    def _units(self, part: bool, grouped: bool, n: int) -> Units:
+        """Return the units of n samples; their sizes are still to be summed."""
+        unit = "groups" if grouped else "samples"
+        draws = Condition.of("draws", kind="slices", unit=unit) if part else None
+        if self.weights is not None:
+            kind = "weighted slices" if part else "weights"
+            draws = Condition.of("draws", kind=kind, unit=unit, estimated=self.estimated)
+        most = None if self.weights is None else self.max_weight
+        if not grouped:
+            return Units(max_weight=most, drawn_as=draws)
+        average = self.average or "group"
+        return Units(True, average, self.max_size, n, max_weight=most, drawn_as=draws)
+
+
+def _in_units(curve: RiskCurve, labels: Array | None, weights: Floats) -> RiskCurve:
+    """Return the curve whose rows are units: sums of weighted rows, divided by the largest size."""
+    units, selective = curve.units, curve.statistic.selective
+    codes, divisors = np.arange(curve.n), np.ones(curve.n, np.int64)
+    if labels is not None:
+        _, codes, divisors = np.unique(labels, return_inverse=True, return_counts=True)
+    if units.max_size is not None:
+        divisors = np.full_like(divisors, units.max_size)
+    every = np.ones(curve.data.values.shape[1])
+    counted = np.outer(weights, every)
+    if selective and curve.has_exits:
+        counted[:, -1] = 0.0  # the samples that reach the full model do not count
+
+    def sums(table: Floats) -> Floats:
+        found: Floats = _kernels.group_sums(
+            curve.data._replace(values=np.ascontiguousarray(table)), codes, divisors
         )
+        return found
+
+    costs = dict(curve.costs)
+    for name, values in curve.costs.items():
+        if values.ndim == 2 or curve.has_exits:
+            costs[name] = sums(np.outer(weights, every) * values)
+    full_costs = {
+        name: alone if np.ndim(alone) == 0 else np.bincount(codes, alone * weights) / divisors
+        for name, alone in curve.full_costs.items()
+    }
+    table = sums(counted * curve.data.values)
+    equal = units.grouped and units.average == "group" and units.max_weight is None
+    return replace(
+        curve,
+        loss_range=LossRange(curve.loss_range.low, curve.loss_range.high),
+        costs=costs,
+        full_costs=full_costs,
+        units=replace(
+            units,
+            weights=None if equal else np.bincount(codes, weights) / divisors,
+            sizes=sums(counted) if selective else None,
+            members=_members(curve, codes, weights, divisors),
+        ),
+        data=_kernels.Losses(
+            table,
+            np.empty((len(table), 0), np.float32),
+            np.empty((curve.n_settings, 0), np.float32),
+            *curve.data[3:],  # the exit rule, which a policy still has to say
+        ),
+    )
+
+
+def _weighted(curve: RiskCurve, weights: Floats) -> RiskCurve:
+    """Return the curve of plain samples with weighted losses: their mean weight is 1."""
+    low, high, most = curve.loss_range.low, curve.loss_range.high, curve.units.max_weight or 1.0
+    shares = weights / weights.mean()
+    return replace(
+        curve,
+        # A weight may be 0, so losses of at least t > 0 may be 0 too.
+        loss_range=LossRange(min(0.0, most * low), most * high),
+        costs={k: _weighted_cost(curve, v, shares) for k, v in curve.costs.items()},
+        full_costs={k: np.asarray(v) * shares for k, v in curve.full_costs.items()},
+        units=replace(
+            curve.units, members=_members(curve, np.arange(curve.n), weights, np.ones(curve.n))
+        ),
+        data=curve.mapped(lambda losses, weight: losses * weight[:, None], weights),
+    )
+
+
+def _members(curve: RiskCurve, codes: Array, weights: Floats, divisors: Array) -> Members | None:
+    """Return the single samples, if the units of a worst share have to look at each."""
+    if curve.statistic.worst is None or curve.statistic.above is not None:
+        return None
+    units, exits_only = np.arange(len(divisors)), curve.statistic.selective
+    return Members(curve.data, weights, codes, divisors, exits_only, units)
+
+
+def _weighted_cost(curve: RiskCurve, cost: Floats, shares: Floats) -> Floats:
+    """Return each sample's costs times its share of the weights, (n, n_exits) or (n, K)."""
+    if cost.ndim == 2:
+        return curve.storage.mapped(lambda each, share: each * share[:, None], cost, shares)
+    return curve.storage.mapped(lambda share: cost * share[:, None], shares)
 
 
 def _number(groups: Array) -> int:

@@ -45,25 +45,17 @@ class Members:
     exits_only: bool
     units: Rows
 
-    def take(self, rows: Rows) -> "Members":
-        """Return the members of some rows of the curve."""
-        return replace(self, units=self.units[rows])
+    def take(self, rows: Rows, settings: slice = slice(None)) -> "Members":
+        """Return the members of some rows of the curve, at some settings."""
+        values, thresholds = self.losses.values, self.losses.thresholds[settings]
+        if thresholds.shape[1] == 0:
+            values = np.ascontiguousarray(values[:, settings])
+        losses = self.losses._replace(values=values, thresholds=thresholds)
+        return replace(self, losses=losses, units=self.units[rows])
 
     def along(self, thresholds: NDArray[np.float32]) -> "Members":
         """Return the same samples along another path."""
         return replace(self, losses=self.losses._replace(thresholds=thresholds))
-
-    def only(self, index: int, rows: Rows) -> "Members":
-        """Return the members of some rows at one setting."""
-        values, thresholds = self.losses.values, self.losses.thresholds
-        if thresholds.shape[1] == 0:
-            values = np.ascontiguousarray(values[:, index : index + 1])
-        kept = thresholds[index : index + 1]
-        return self.take(rows).with_losses(values, kept)
-
-    def with_losses(self, values: Floats, thresholds: NDArray[np.float32]) -> "Members":
-        """Return the same samples with other losses and settings."""
-        return replace(self, losses=self.losses._replace(values=values, thresholds=thresholds))
 
     def column(self, index: int, rows: Rows) -> tuple[Floats, Floats, Rows]:
         """Return losses and weights at one setting, with the row of each, unit after unit."""
@@ -94,15 +86,20 @@ def followed(curve: Any, index: int, rows: Rows) -> Any:
     is a test of it.
     """
     alone = curve.only(index, rows)
-    share, n = curve.worst, len(rows)
+    share, n = curve.statistic.worst, len(rows)
     losses, weights, place = alone.data.values[:, 0], np.ones(n), np.arange(n)
-    if curve.members is not None:
-        losses, weights, place = curve.members.column(index, rows)
+    if curve.units.members is not None:
+        losses, weights, place = curve.units.members.column(index, rows)
     starts = np.searchsorted(place, np.arange(n + 1))
     cuts = _kernels.earlier_cuts(losses, weights, starts, share)
     values = np.bincount(place, weights * _counted_from(losses, cuts, share), minlength=n)
     data = alone.data._replace(values=np.ascontiguousarray(values[:, None]))
-    return replace(alone, data=data, above=0.0, members=None)
+    return replace(
+        alone,
+        data=data,
+        statistic=replace(alone.statistic, above=0.0),
+        units=replace(alone.units, members=None),
+    )
 
 
 def worst_share(losses: Floats, weights: Floats, share: float) -> float:

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from swiftsure._lib import checks
+from swiftsure.curves.checks import in_range
 from swiftsure.curves.costs import price_of
-from swiftsure.curves.curve import in_range
 from swiftsure.curves.risks import RISKS
 from swiftsure.losses import LOSSES, LossRange
 

@@ -9,12 +9,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from swiftsure._lib import checks
-from swiftsure.curves.conditions import Condition
-from swiftsure.curves.curve import LABELS_MISSING, RiskCurve, cost_array
+from swiftsure.curves.checks import cost_array
+from swiftsure.curves.conditions import LABELS_MISSING, Condition
+from swiftsure.curves.curve import RiskCurve
 from swiftsure.curves.paths import Path, PathLike
 from swiftsure.curves.risks import RISKS
 from swiftsure.curves.sample_order import SampleOrder
 from swiftsure.curves.sampling import Sampling
+from swiftsure.curves.statistic import Statistic
 from swiftsure.exits import ExitRule
 from swiftsure.losses import Loss
 from swiftsure.records import checks as record_checks
@@ -346,7 +348,6 @@ class ExitRecord(Record):
         values, declared = RISKS[risk].relative_losses(self, loss, full=-1)
         route = Path.of(path, confidences)
         route.refuse(self)
-        exits: dict[str, Any] = {"strict": rule.strict, "min_exit": rule.min_exit}
         conditions: tuple[Condition, ...] = ()
         if self.temperatures is not None:
             conditions = (TEMPERATURES_FITTED,)
@@ -359,7 +360,7 @@ class ExitRecord(Record):
             if loss in self.inconsistencies and gap_is_known_by_agreement(loss):
                 values[(self.inconsistencies[loss] == 0) & np.isnan(values)] = 0.0
             unknown = np.isnan(values)
-            first = record_labels.first_setting(confidences, unknown, route, exits)
+            first = record_labels.first_setting(confidences, unknown, route, rule)
             needed = first < len(route)
             if missing == "raise" and needed.any():
                 raise record_labels.MissingLabelsError(
@@ -376,17 +377,15 @@ class ExitRecord(Record):
             confidences,
             values,
             route,
-            self.costs,
             declared,
-            **exits,
-            risk=risk,
-            loss=loss,
-            order=self.order,
-            conditions=conditions,
+            rule=rule,
+            statistic=Statistic(risk, loss),
+            costs=self.costs,
             full_costs=self.full_costs,
-            n_labels=labelled if RISKS[risk].table == "losses" else None,
+            order=self.order,
         )
-        return curve.cut(n_known)
+        n_labels = labelled if RISKS[risk].table == "losses" else None
+        return replace(curve, conditions=conditions, n_labels=n_labels).cut(n_known)
 
     def score_of(self, rule: ExitRule) -> str:
         """Return the name of the score that a rule uses."""
@@ -448,8 +447,7 @@ class ExitRecord(Record):
         if threshold is not None:
             reached = (route.thresholds >= np.float32(threshold)).reshape(len(route), -1)
             route = Path(route.thresholds[reached.all(axis=1)], route.kind)
-        exits = {"strict": rule.strict, "min_exit": rule.min_exit}
-        first = record_labels.first_setting(confidences, differs, route, exits)
+        first = record_labels.first_setting(confidences, differs, route, rule)
         order = np.argsort(first, kind="stable")
         order = order[: int((first < len(route)).sum())]
         if budget is not None:

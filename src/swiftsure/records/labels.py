@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from swiftsure._lib import checks
 from swiftsure.curves.curve import RiskCurve
 from swiftsure.curves.paths import Path
+from swiftsure.exits import ExitRule
 from swiftsure.losses import LOSSES, LossRange
 from swiftsure.records.checks import gap_is_known_by_agreement, label_array
 
@@ -33,7 +34,7 @@ class MissingLabelsError(ValueError):
 
 
 def first_setting(
-    confidences: Array, marked: Array, path: Path, rule: Mapping[str, Any]
+    confidences: Array, marked: Array, path: Path, rule: ExitRule
 ) -> NDArray[np.int64]:
     """Return the first setting at which each sample takes a marked exit, (n,); K for never.
 
@@ -41,14 +42,12 @@ def first_setting(
     ----------
     marked : (n, n_exits)
         Exits at which a loss is unknown, or differs from the full model's.
-    rule : mapping
-        `strict` and `min_exit`.
     """
     first = np.full(len(marked), len(path))
     rows = np.flatnonzero(marked.any(axis=1))
     if rows.size:
         values = marked[rows].astype(np.float64)
-        curve = RiskCurve.from_exits(confidences[rows], values, path, {}, LossRange(0, 1), **rule)
+        curve = RiskCurve.from_exits(confidences[rows], values, path, LossRange(0, 1), rule=rule)
         first[rows] = curve.first_loss()
     return first
 

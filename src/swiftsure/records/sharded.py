@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftsure._lib import checks
-from swiftsure._lib.storage import Scratch
+from swiftsure._lib.storage import Scratch, Storage
+from swiftsure.curves.conditions import Condition
 from swiftsure.curves.curve import RiskCurve
 from swiftsure.curves.paths import BREAKPOINTS, Path, PathLike
 from swiftsure.curves.sample_order import SampleOrder
@@ -217,7 +218,10 @@ class ShardedRecord:
             self._refuse_pilot(route)
             pilot, route = route.pilot, replace(route, pilot=None)
         curves = (part.plain_curve(risk, loss, rule, route, missing) for part in self.parts())
-        return replace(RiskCurve.joined(curves, self.n, self._storage), pilot=pilot)
+        whole = _joined(curves, self.n, self._storage)
+        if pilot is None or whole.path is None:
+            return whole
+        return replace(whole, path=replace(whole.path, pilot=pilot))
 
     def sample(self, n: int, seed: SampleOrder | int | None = None) -> ExitRecord:
         """Return a record of n samples drawn at random, or of all if there are not more.
@@ -254,6 +258,51 @@ class ShardedRecord:
     def _refuse_groups(self) -> None:
         if self.first.groups is not None:
             raise ValueError(f"{self.folder} holds samples with groups. {IN_MEMORY}")
+
+
+def _joined(parts: Iterable[RiskCurve], n: int, storage: Storage) -> RiskCurve:
+    """Return one curve of the samples of several, which must be in exit form and not grouped.
+
+    Parameters
+    ----------
+    parts : iterable of RiskCurve
+        Of one record; each is used and released before the next is asked for.
+    n : int
+        Number of samples in all.
+    storage : Storage
+        Where the arrays are made.
+    """
+    tables: dict[str, NDArray[Any]] = {}
+    shortest: RiskCurve | None = None
+    conditions: dict[Condition, None] = {}
+    splits: dict[SampleOrder, None] = {}
+    n_labels, done = 0, 0
+    for part in parts:
+        rows = {"values": part.data.values, "confidences": part.confidences}
+        rows |= {f"cost {k}": v for k, v in part.costs.items() if v.ndim == 2}
+        rows |= {f"full {k}": np.asarray(v) for k, v in part.full_costs.items() if np.ndim(v)}
+        for name, values in rows.items():
+            if name not in tables:
+                tables[name] = storage.empty((n, *values.shape[1:]), values.dtype)
+            tables[name][done : done + part.n] = values
+        done += part.n
+        n_labels += part.n_labels or 0
+        conditions |= dict.fromkeys(part.conditions)
+        splits |= dict.fromkeys(part.order.splits)
+        if shortest is None or part.n_settings < shortest.n_settings:
+            shortest = part  # where labels are missing, paths are cut
+    if shortest is None or done != n:
+        raise ValueError(f"`parts` must hold {n:,} samples, but hold {done:,}.")
+    return replace(
+        shortest,
+        costs={k: tables.get(f"cost {k}", v) for k, v in shortest.costs.items()},
+        full_costs={k: tables.get(f"full {k}", v) for k, v in shortest.full_costs.items()},
+        conditions=tuple(conditions),
+        order=shortest.order.after(*splits),
+        n_labels=None if shortest.n_labels is None else n_labels,
+        storage=storage,
+        data=shortest.data._replace(values=tables["values"], confidences=tables["confidences"]),
+    )
 
 
 def record_files(folder: str | os.PathLike[str]) -> list[FilePath]:

@@ -2,14 +2,15 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swiftsure._lib import checks
-from swiftsure.curves.curve import RiskCurve, cost_array, dial_array
+from swiftsure.curves.checks import cost_array, dial_array
+from swiftsure.curves.curve import RiskCurve
 from swiftsure.curves.dials import dial_table, setting_key, settings_digest
 from swiftsure.curves.paths import Path, PathLike
 from swiftsure.curves.risks import RISKS
@@ -267,9 +268,7 @@ class ThresholdRecord(Record):
             loss=loss,
             order=self.order,
         )
-        if route is not None:
-            curve = curve.taken_along(route)
-        return curve
+        return replace(curve, path=route)
 
     def _columns(self, path: Path) -> NDArray[np.int64]:
         """Return a path's settings; raise if it is for others, or learned on these samples."""

@@ -16,6 +16,7 @@ from swiftsure.certify.policy import Policy
 from swiftsure.certify.wording import average_words, percent
 from swiftsure.curves.curve import RiskCurve
 from swiftsure.curves.risks import risk_noun
+from swiftsure.curves.transforms import zero_bounded
 from swiftsure.study.results import Study
 
 __all__ = [
@@ -145,12 +146,12 @@ def policy_figure(
     seen = f"risk on the calibration {policy.certificate.samples.unit}"
     above.plot(position, risk, color=COLORS[0], label=seen)
     # The bounds are for all samples and for one look at them.
-    bounded = not curve.selective and policy.certificate.samples.horizon is None
+    bounded = not curve.statistic.selective and policy.certificate.samples.horizon is None
     if bounded and promise.bound is not None and policy.certificate.delta is not None:
         bound = bounds.BOUNDS[promise.bound]
         ordered = curve
         if policy.certificate.options.get("zero_bounded"):
-            ordered = ordered.zero_bounded()
+            ordered = zero_bounded(ordered)
         if policy.certificate.provenance.seed is not None:
             ordered = ordered.shuffled(policy.certificate.provenance.seed)
         rows = np.arange(ordered.n)[
@@ -216,7 +217,7 @@ def _named(studies: Study | Sequence[Study] | Mapping[str, Study]) -> dict[str, 
     for study in several:
         title = f"n = {study.n_calibration:,}"
         if title in named:
-            title = f"{study.about.loss} {risk_noun(study.about.risk)}, {title}"
+            title = f"{study.about.statistic.loss} {risk_noun(study.about.statistic.risk)}, {title}"
         while title in named:
             title += " "
         named[title] = study

@@ -130,7 +130,7 @@ class Recalibration:
             and self.policy.certificate.samples.horizon is None
             and self.curves[0].branches is None
             and all(each.slice_name is None for each in self.tested)
-            and not any(curve.selective for curve in self.curves)
+            and not any(curve.statistic.selective for curve in self.curves)
         )
 
     @property
@@ -226,7 +226,7 @@ class Recalibration:
         exiting: list[tuple[RiskCurve, float]] = []
         for k, each in zip(numbers, tested, strict=True):
             level, ordered = each.promise.epsilon, self.ordered[k]
-            if each.curve.selective:
+            if each.curve.statistic.selective:
                 exiting.append((ordered, level))
             elif curve.branches is not None:
                 along.append((each.curve, level))

@@ -205,7 +205,7 @@ def risk_along(calibration: Recalibration, promise: int, settings: Indices) -> R
     name, tested_at, where = "", epsilon, settings
     # Of slices, of the samples that exit, and at every moment, other means are tested.
     one_mean = certificate.samples.slices is None or len(certificate.samples.slices) == 1
-    one_mean = one_mean and not curve.selective and certificate.samples.horizon is None
+    one_mean = one_mean and not curve.statistic.selective and certificate.samples.horizon is None
     if rule.uses_bound and one_mean:
         # Each upper bound takes dozens of passes over the samples.
         own = max(calibration.index, int(settings[0]))

@@ -101,7 +101,7 @@ class LearnedScore:
         >>> logits = ss.simulate.Population().sample(300, seed=0).logits
         >>> pilot = ss.ExitRecord.from_logits(logits, score=ss.scores.SCORES)
         >>> ss.LearnedScore.fit(pilot).weights.shape
-        (2, 4)
+        (4, 4)
         """
         known = getattr(pilot, "inconsistencies", None)
         if not known or not hasattr(pilot, "confidences"):

@@ -10,6 +10,7 @@ except ImportError:
     ) from None
 
 from swiftsure.serve.app import Limits, create_app
+from swiftsure.serve.audit_log import AuditLog, audit_monitor
 from swiftsure.serve.batching import Batcher, BusyError
 from swiftsure.serve.drill import DrillResult, drill
 from swiftsure.serve.engine import (
@@ -24,14 +25,14 @@ from swiftsure.serve.engine import (
     Part,
     StreamEngine,
 )
-from swiftsure.serve.guarding import Guard, PolicyStore
+from swiftsure.serve.lifecycle import start
 from swiftsure.serve.loading import load_engine
-from swiftsure.serve.running import start
-from swiftsure.serve.watching import Watcher, watched_monitor
+from swiftsure.serve.policy_manager import PolicyManager, PolicyStore
 from swiftsure.serve.workers import WorkerEngine
 
 __all__ = [
     "Answer",
+    "AuditLog",
     "Batcher",
     "BusyError",
     "Comparison",
@@ -40,18 +41,17 @@ __all__ = [
     "Engine",
     "EngineOptions",
     "ExitCosts",
-    "Guard",
     "Inputs",
     "InvalidRequestError",
     "Limits",
     "Part",
+    "PolicyManager",
     "PolicyStore",
     "StreamEngine",
-    "Watcher",
     "WorkerEngine",
+    "audit_monitor",
     "create_app",
     "drill",
     "load_engine",
     "start",
-    "watched_monitor",
 ]

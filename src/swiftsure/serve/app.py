@@ -17,13 +17,13 @@ from swiftsure._lib import checks
 from swiftsure.monitor import request_ids
 from swiftsure.monitor.ids import check_request_id
 from swiftsure.serve.batching import Batcher, BusyError, Outcome, Served
-from swiftsure.serve.bodies import ARROW, JSON, NPY, Parsed, check_count, parse_body
 from swiftsure.serve.engine import Engine, Inputs, InvalidRequestError
-from swiftsure.serve.guarding import Guard
 from swiftsure.serve.http import SLICE, RefusedError, content_type, off_loop, read_body
 from swiftsure.serve.live import LiveStatus
 from swiftsure.serve.metrics import Metrics
 from swiftsure.serve.openapi import openapi
+from swiftsure.serve.policy_manager import PolicyManager
+from swiftsure.serve.request_body import ARROW, JSON, NPY, Parsed, check_count, parse_body
 from swiftsure.serve.service import Answering, Service
 from swiftsure.serve.workers import WorkerEngine
 
@@ -75,7 +75,7 @@ def create_app(
     engine: Engine | Sequence[Engine],
     limits: Limits | None = None,
     *,
-    guard: Guard | None = None,
+    manager: PolicyManager | None = None,
     audit_rate: float = 0.0,
     token: str | None = None,
 ) -> Starlette:
@@ -86,11 +86,11 @@ def create_app(
     engine : Engine or several
         Several engines, such as `WorkerEngine`s, answer batches side by side.
     limits : Limits, optional
-    guard : Guard, optional
+    manager : PolicyManager, optional
         Decides which policy answers, and watches its promise; by default the engine's own policy
         answers, and nothing is watched.
     audit_rate : float
-        Probability that a request is audited; needs a guard that watches.
+        Probability that a request is audited; needs a manager that watches.
     token : str, optional
         Bearer token that all requests must have, except those to /health and the page, which holds
         no data until it is given the token. Without one, no policy can be installed over HTTP.
@@ -101,7 +101,7 @@ def create_app(
     the end, all accepted requests are answered and the waiting audits are made.
     """
     engines: list[Engine] = list(engine) if isinstance(engine, Sequence) else [engine]
-    own = Guard(engines[0].policy) if guard is None else guard
+    own = PolicyManager(engines[0].policy) if manager is None else manager
     return ModelService(engines, limits or Limits(), own, audit_rate, token).application()
 
 
@@ -120,15 +120,15 @@ class ModelService(Service):
         self,
         engines: list[Engine],
         limits: Limits,
-        guard: Guard,
+        manager: PolicyManager,
         audit_rate: float,
         token: str | None,
     ) -> None:
-        if audit_rate and (guard.watcher is None or guard.watcher.monitor is None):
-            raise ValueError("`audit_rate` needs a guard that watches.")
-        guard.check_with(engines[0])
-        live = LiveStatus(engines[0].n_exits, guard)
-        super().__init__(guard, live, token, max_body=limits.max_body, timeout=limits.timeout)
+        if audit_rate and (manager.audit_log is None or manager.audit_log.monitor is None):
+            raise ValueError("`audit_rate` needs a manager that watches.")
+        manager.check_with(engines[0])
+        live = LiveStatus(engines[0].n_exits, manager)
+        super().__init__(manager, live, token, max_body=limits.max_body, timeout=limits.timeout)
         self.engines, self.engine = engines, engines[0]
         self.limits, self.audit_rate = limits, audit_rate
         self.description = self.engine.describe()
@@ -161,28 +161,28 @@ class ModelService(Service):
             max_queue=limits.max_queue,
             audit_rate=self.audit_rate,
             max_audits=limits.max_audits,
-            on_audit=self.guard.audit,
+            on_audit=self.manager.audit,
             on_idle=self._tick,
-            mode=self.guard.mode,
+            mode=self.manager.mode,
             deliver=deliver,
         )
-        self.live.load, self.guard.pending = self.batcher, self.batcher.audits.pending
-        self.metrics = Metrics(self.batcher, self.guard, self.live)
+        self.live.load, self.manager.pending = self.batcher, self.batcher.audits.pending
+        self.metrics = Metrics(self.batcher, self.manager, self.live)
         try:
             yield
         finally:
             await run_in_threadpool(self.batcher.close)
-            await run_in_threadpool(self.guard.close)
+            await run_in_threadpool(self.manager.close)
             for engine in self.engines:
                 if isinstance(engine, WorkerEngine):
                     await run_in_threadpool(engine.close)
 
     def follow_mode(self) -> None:
-        """Answer as the guard says from now on."""
-        self.batcher.mode = self.guard.mode
+        """Answer as the manager says from now on."""
+        self.batcher.mode = self.manager.mode
 
     def _tick(self, _batcher: Batcher) -> None:
-        self.guard.tick()
+        self.manager.tick()
         self.follow_mode()
         self.live.tick()
 

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import jinja2
 
 from swiftsure.serve.bill import Bill
-from swiftsure.serve.guarding import Guard
 from swiftsure.serve.history import History
+from swiftsure.serve.policy_manager import PolicyManager
 
 __all__ = ["LiveStatus", "Load"]
 
@@ -61,10 +61,10 @@ class LiveStatus:
     """
 
     def __init__(
-        self, n_exits: int, guard: Guard, trouble: Callable[[], str | None] = lambda: None
+        self, n_exits: int, manager: PolicyManager, trouble: Callable[[], str | None] = lambda: None
     ) -> None:
         """Take a function that returns what is wrong besides the monitor."""
-        self._guard, self._trouble = guard, trouble
+        self._manager, self._trouble = manager, trouble
         self.load: Load | None = None
         self.exits = [0] * n_exits
         self.bill = Bill()
@@ -79,17 +79,17 @@ class LiveStatus:
 
     def health(self) -> dict[str, Any]:
         """Return whether the server answers, and how, for anybody: without names of folders."""
-        guard, load = self._guard, self.load
+        manager, load = self._manager, self.load
         alive = load is not None and load.alive
         trouble = self._trouble()
-        state = "degraded" if guard.state == "ok" and trouble else guard.state
+        state = "degraded" if manager.state == "ok" and trouble else manager.state
         return {
             "status": state if alive else "dead",
-            "policy": guard.version,
-            "policy_number": guard.number,
+            "policy": manager.version,
+            "policy_number": manager.number,
             "queue": 0 if load is None else load.depth,
-            "alarm": _without_folders(guard.alarm),
-            "fault": _without_folders(guard.fault) or trouble,
+            "alarm": _without_folders(manager.alarm),
+            "fault": _without_folders(manager.fault) or trouble,
         }
 
     def status(self) -> dict[str, Any]:
@@ -102,9 +102,9 @@ class LiveStatus:
         health = self.health()
         found: dict[str, Any] = {
             **health,
-            "alarm": self._guard.alarm,
-            "fault": self._guard.fault or health["fault"],
-            "sentence": str(self._guard.mode.policy or NO_POLICY),
+            "alarm": self._manager.alarm,
+            "fault": self._manager.fault or health["fault"],
+            "sentence": str(self._manager.mode.policy or NO_POLICY),
             "exits": list(self.exits),
             "saved": saved,
             "costs": shares,
@@ -125,11 +125,11 @@ class LiveStatus:
             "history": self._history.shown(),
             "monitor": None,
         }
-        watcher = self._guard.watcher
-        monitor = None if watcher is None else watcher.monitor
-        if watcher is not None and monitor is not None:
-            found["recent"] = list(watcher.recent)
-            found["failed"] = watcher.failed
+        audit_log = self._manager.audit_log
+        monitor = None if audit_log is None else audit_log.monitor
+        if audit_log is not None and monitor is not None:
+            found["recent"] = list(audit_log.recent)
+            found["failed"] = audit_log.failed
             found["monitor"] = {
                 "n": monitor.n,
                 "mean": monitor.mean if monitor.n else None,
@@ -139,7 +139,7 @@ class LiveStatus:
                 "evidence_needed": 1 / monitor.alpha,
                 "sentence": str(monitor),
             }
-        found["headline"], found["detail"] = _headline(found, watched=not self._guard.fault)
+        found["headline"], found["detail"] = _headline(found, watched=not self._manager.fault)
         return found
 
     def page(self, *, empty: bool) -> str:
@@ -174,8 +174,8 @@ class LiveStatus:
             since += EVERY / 4
 
     def _evidence(self) -> float | None:
-        watcher = self._guard.watcher
-        monitor = None if watcher is None else watcher.monitor
+        audit_log = self._manager.audit_log
+        monitor = None if audit_log is None else audit_log.monitor
         if monitor is None:
             return None
         evidence = max(monitor.evidence, 1e-300)

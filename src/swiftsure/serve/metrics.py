@@ -8,8 +8,8 @@ from prometheus_client.registry import Collector
 
 from swiftsure.monitor import Monitor
 from swiftsure.serve.bill import Bill
-from swiftsure.serve.guarding import Guard
 from swiftsure.serve.live import LiveStatus, Load
+from swiftsure.serve.policy_manager import PolicyManager
 
 __all__ = ["Metrics"]
 
@@ -20,7 +20,7 @@ Family = GaugeMetricFamily | CounterMetricFamily
 class Metrics:
     """Counts requests, and reads the state of all else when asked."""
 
-    def __init__(self, load: Load, guard: Guard, live: LiveStatus) -> None:
+    def __init__(self, load: Load, manager: PolicyManager, live: LiveStatus) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "swiftsure_requests", "Requests by HTTP status.", ["status"], registry=self.registry
@@ -40,7 +40,7 @@ class Metrics:
         )
         self._by_status: dict[int, Counter] = {}
         self._children: dict[tuple[int, bool], tuple[Counter, Histogram]] = {}
-        self.registry.register(_State(load, guard, live))
+        self.registry.register(_State(load, manager, live))
 
     def answered(self, exit_: int, *, full: bool, seconds: float) -> None:
         """Count an answer."""
@@ -65,28 +65,28 @@ class Metrics:
 
 
 class _State(Collector):
-    def __init__(self, load: Load, guard: Guard, live: LiveStatus) -> None:
-        self._load, self._guard, self._live = load, guard, live
+    def __init__(self, load: Load, manager: PolicyManager, live: LiveStatus) -> None:
+        self._load, self._manager, self._live = load, manager, live
 
     def collect(self) -> Iterator[Family]:
-        load, guard = self._load, self._guard
-        watcher = guard.watcher
+        load, manager = self._load, self._manager
+        audit_log = manager.audit_log
         info = GaugeMetricFamily("swiftsure_policy_info", "The policy.", labels=["version"])
-        info.add_metric([guard.version or ""], 1)
+        info.add_metric([manager.version or ""], 1)
         yield info
         yield GaugeMetricFamily(
-            "swiftsure_policy_number", "Number of the installed policy.", guard.number
+            "swiftsure_policy_number", "Number of the installed policy.", manager.number
         )
         yield GaugeMetricFamily("swiftsure_queue_depth", "Requests that wait.", load.depth)
         yield GaugeMetricFamily(
-            "swiftsure_full_model", "Whether the full model answers all.", int(guard.mode.full)
+            "swiftsure_full_model", "Whether the full model answers all.", int(manager.mode.full)
         )
         yield from _cost_families(self._live.bill)
         if self._live.reasons:
             yield _reasons(dict(self._live.reasons))
-        if watcher is None:
+        if audit_log is None:
             return
-        counts = {"made": watcher.made, "failed": watcher.failed, "dropped": load.dropped}
+        counts = {"made": audit_log.made, "failed": audit_log.failed, "dropped": load.dropped}
         audits = CounterMetricFamily("swiftsure_audits", "Audits by result.", labels=["result"])
         for result, count in counts.items():
             audits.add_metric([result], count)
@@ -94,10 +94,10 @@ class _State(Collector):
         yield GaugeMetricFamily(
             "swiftsure_monitor_fault",
             "Whether the monitor does not work.",
-            int(bool(guard.fault)),
+            int(bool(manager.fault)),
         )
-        if watcher.monitor is not None:
-            yield from _risk_families(watcher.monitor)
+        if audit_log.monitor is not None:
+            yield from _risk_families(audit_log.monitor)
 
 
 def _cost_families(bill: Bill) -> Iterator[Family]:

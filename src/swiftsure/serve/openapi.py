@@ -3,9 +3,9 @@
 from typing import Any
 
 from swiftsure import __version__
-from swiftsure.serve.bodies import ARROW, NPY
 from swiftsure.serve.engine import Description
 from swiftsure.serve.http import JSON
+from swiftsure.serve.request_body import ARROW, NPY
 
 __all__ = ["openapi"]
 

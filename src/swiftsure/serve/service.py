@@ -21,7 +21,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from swiftsure._lib.files import LockedError
 from swiftsure.serve.engine import AnyPolicy
-from swiftsure.serve.guarding import Guard
 from swiftsure.serve.http import (
     Access,
     RefusedError,
@@ -33,6 +32,7 @@ from swiftsure.serve.http import (
 from swiftsure.serve.live import LiveStatus
 from swiftsure.serve.metrics import Metrics
 from swiftsure.serve.policies import load_policy
+from swiftsure.serve.policy_manager import PolicyManager
 
 __all__ = ["Answering", "Service", "headers_of"]
 
@@ -46,7 +46,7 @@ class Service(ABC):
 
     Parameters
     ----------
-    guard : Guard
+    manager : PolicyManager
     live : LiveStatus
     token : str, optional
         Bearer token that all requests must have, except those to /health and the page, which holds
@@ -65,9 +65,15 @@ class Service(ABC):
     metrics: Metrics
 
     def __init__(
-        self, guard: Guard, live: LiveStatus, token: str | None, *, max_body: int, timeout: float
+        self,
+        manager: PolicyManager,
+        live: LiveStatus,
+        token: str | None,
+        *,
+        max_body: int,
+        timeout: float,
     ) -> None:
-        self.guard, self.live, self.token = guard, live, token
+        self.manager, self.live, self.token = manager, live, token
         self.access = Access(token)
         self._max_body, self._timeout = max_body, timeout
 
@@ -92,7 +98,7 @@ class Service(ABC):
         return JSONResponse({"error": str(error)}, error.status)
 
     def follow_mode(self) -> None:  # noqa: B027 (a proxy reads it for each request)
-        """Answer as the guard says from now on."""
+        """Answer as the manager says from now on."""
 
     def application(self, **settings: Any) -> Starlette:
         """Return the ASGI application."""
@@ -121,7 +127,7 @@ class Service(ABC):
 
     @asynccontextmanager
     async def _lifespan(self, _app: Any) -> AsyncIterator[None]:
-        async with self.guard.logging_stalls(), self.running():
+        async with self.manager.logging_stalls(), self.running():
             yield
 
     def protected(self, respond: Mapping[str, Respond]) -> Respond:
@@ -149,7 +155,7 @@ class Service(ABC):
 
     async def _needed_labels(self, _request: Request) -> Response:
         self._refuse_unaudited()
-        return JSONResponse({"needed": await run_in_threadpool(self.guard.unlabelled)})
+        return JSONResponse({"needed": await run_in_threadpool(self.manager.unlabelled)})
 
     async def _labels(self, request: Request) -> Response:
         """Take labels of audited requests."""
@@ -160,21 +166,21 @@ class Service(ABC):
         if not isinstance(labels, dict) or not labels or len(content) > 1:
             raise RefusedError(422, 'The body must be {"labels": {"request id": class, ...}}.')
         try:
-            return JSONResponse({"results": await run_in_threadpool(self.guard.label, labels)})
+            return JSONResponse({"results": await run_in_threadpool(self.manager.label, labels)})
         except ValueError as error:
             raise RefusedError(422, str(error)) from None
 
     def _refuse_unaudited(self) -> None:
-        watcher = self.guard.watcher
-        if watcher is None or watcher.monitor is None:
+        audit_log = self.manager.audit_log
+        if audit_log is None or audit_log.monitor is None:
             raise RefusedError(409, "Nothing is audited, so no label is needed.")
 
     async def _policy(self, _request: Request) -> Response:
         """Return the policy in force and what it promises in words."""
-        guard = self.guard
-        content = None if guard.policy is None else guard.policy.model_dump(mode="json")
-        sentence = None if guard.policy is None else str(guard.policy)
-        found = {"version": guard.version, "number": guard.number, "sentence": sentence}
+        manager = self.manager
+        content = None if manager.policy is None else manager.policy.model_dump(mode="json")
+        sentence = None if manager.policy is None else str(manager.policy)
+        found = {"version": manager.version, "number": manager.number, "sentence": sentence}
         return JSONResponse({**found, "policy": content})
 
     async def _install(self, request: Request) -> Response:
@@ -182,7 +188,7 @@ class Service(ABC):
         self._needs_token("install policies")
         body = await self._body(request)
         try:
-            await run_in_threadpool(lambda: self.guard.install(_policy_in(body)))
+            await run_in_threadpool(lambda: self.manager.install(_policy_in(body)))
         except ValueError as error:
             log.warning("a policy was refused: %s", error)
             raise RefusedError(422, str(error)) from None
@@ -193,7 +199,7 @@ class Service(ABC):
         """Put an alarm aside and go back to the policy in force."""
         self._needs_token("be told to resume")
         try:
-            found = await run_in_threadpool(self.guard.resume)
+            found = await run_in_threadpool(self.manager.resume)
         except (LockedError, OSError) as error:
             raise RefusedError(409, f"The alarm stays: {error}") from None
         self.follow_mode()

@@ -143,25 +143,25 @@ def lowest_epsilon(
         cost=budget.cost,
     )
     curve = pool_curve(record, request)
-    if not curve.relative:
+    if not curve.statistic.relative:
         raise ValueError("`lowest_epsilon` needs losses relative to the full model.")
-    if curve.selective:
+    if curve.statistic.selective:
         raise ValueError("`lowest_epsilon` does not know the risk of the samples that exit.")
     if curve.branches is not None:
         raise ValueError("`lowest_epsilon` needs a path without branches.")
-    if curve.path_kind == BREAKPOINTS and curve.strict:
+    if curve.path_kind == BREAKPOINTS and curve.rule.strict:
         raise ValueError(
             "`path` must not be the breakpoints where exits are strict: the samples that bound the"
             " risk would then choose the setting too. Give a grid of thresholds."
         )
     name = cost_name(curve, budget.cost)
-    unit = "group" if curve.grouped else "sample"
+    unit = curve.units.name
     order = curve.order
     ordered = curve.shuffled(order.seed)
     known = not curve.has_exits and curve.costs[name].ndim == 1
     size = 0 if known else max(1, round(budget.choice * curve.n))
     if size >= curve.n:
-        raise ValueError(f"`record` must hold more than {size} {unit}s for this `choice`.")
+        raise ValueError(f"`record` must hold more than {size} {unit} for this `choice`.")
     part, rest = np.split(np.arange(curve.n), [size])
     mean_cost = curve.mean_cost(name) if known else ordered.mean_cost(name, part)
     full = ordered.full_cost(name, None if known else part)
@@ -217,7 +217,7 @@ def budget_policy(record: Record, request: Calibration, index: int | None, n_cho
         level = bound.upper(prepared, rest, index, request.delta, 0)
     certified = tested and level < high
     used = order if n_choice or bound.uses_order else None
-    unit = "groups" if curve.grouped else "samples"
+    unit = curve.units.name
     chosen = Condition.of(
         "chosen by budget", cost=cost_name(curve, request.cost), n=n_choice, unit=unit
     )

@@ -42,6 +42,7 @@ EPSILONS = (0.01, 0.02, 0.05, 0.1, 0.2)
 """Levels that are compared where no promise names one."""
 
 
+@checks.suggesting
 def evaluate(
     record: ExitRecord | ThresholdRecord | ShardedRecord | RiskCurve,
     *,
@@ -108,7 +109,7 @@ def evaluate(
         raise ValueError("`path` must be a grid for records with groups, not breakpoints.")
     record, request = without_pilot(record, request)
     pool = pool_curve(record, request)
-    if not pool.relative:
+    if not pool.statistic.relative:
         raise ValueError("`evaluate` needs losses relative to the full model.")
     chosen = _named(controls)
     budget = None

@@ -121,9 +121,9 @@ def samples_needed(
         if loss_range is not None or disagreement is not None:
             raise ValueError("`pilot` has its own `loss_range` and `disagreement`; leave them out.")
         curve = pool_curve(pilot, as_request(Promise(loss, epsilon=epsilon)))
-        if curve.selective:
+        if curve.statistic.selective:
             raise ValueError("`pilot` must not be a curve of the samples that exit.")
-        if curve.weights is not None:
+        if curve.units.weights is not None:
             raise ValueError(
                 "`pilot` must not average over the samples of groups (`average='sample'`): the"
                 " number of groups depends on how their sizes vary; use `gain_by_samples`."
@@ -380,6 +380,6 @@ def gain_by_samples(
         reached=(gains >= target).mean(axis=1),
         target=target,
         power=power,
-        unit="groups" if curve.grouped else "samples",
-        average=curve.average,
+        unit=curve.units.name,
+        average=curve.units.average,
     )

@@ -6,6 +6,7 @@ from typing import Any
 from swiftsure._lib import checks
 from swiftsure.certify.calibration import Ask, Calibration
 from swiftsure.certify.promise import Promise
+from swiftsure.certify.selection import refuse_own
 from swiftsure.curves.curve import RiskCurve
 from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
 from swiftsure.records.labels import MissingLabelsError
@@ -86,7 +87,7 @@ def pool_curve(record: Any, request: Calibration) -> RiskCurve:
             f" {type(record).__name__}."
         )
     if isinstance(record, RiskCurve):
-        record.refuse_own({"score": request.rule.score, "path": request.path})
+        refuse_own(score=request.rule.score, path=request.path)
     elif not isinstance(request.path, None | str) and not hasattr(request.path, "thresholds"):
         raise ValueError(
             "`path` of a study must be known: `request.evaluate` learns one in each split."

@@ -13,6 +13,7 @@ from swiftsure._lib.html import html_card
 from swiftsure.certify.control import Control
 from swiftsure.certify.wording import average_sentence, average_words, risk_words
 from swiftsure.curves.curve import RiskCurve
+from swiftsure.curves.statistic import Statistic
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -85,11 +86,8 @@ class Studied:
 
     Attributes
     ----------
-    risk, loss : str
-    above, worst : float or None
-        The limit or share, if the risk is that of a tail or of the worst share; see `RiskCurve`.
-    selective : bool
-        Whether it is the risk of the samples that exit early.
+    statistic : Statistic
+        The risk.
     unit, average
         What was split and drawn ("samples" or "groups"), and what has equal weight in risks and
         costs ("sample" or "group").
@@ -99,11 +97,7 @@ class Studied:
         The budget of labels for each calibration set, if there is one.
     """
 
-    risk: str
-    loss: str
-    above: float | None = None
-    worst: float | None = None
-    selective: bool = False
+    statistic: Statistic
     unit: str = "samples"
     average: str = "sample"
     weighted: bool = False
@@ -113,21 +107,18 @@ class Studied:
     def of(cls, pool: RiskCurve, n_labels: int | None) -> "Studied":
         """Return what a study of this pool is about."""
         return cls(
-            risk=pool.risk_name,
-            loss=pool.loss_name,
-            above=pool.above,
-            worst=pool.worst,
-            selective=pool.selective,
-            unit="groups" if pool.grouped else "samples",
-            average=pool.average,
-            weighted=pool.max_weight is not None,
+            statistic=pool.statistic,
+            unit=pool.units.name,
+            average=pool.units.average,
+            weighted=pool.units.max_weight is not None,
             n_labels=n_labels,
         )
 
     def __str__(self) -> str:
         """Return the loss and the risk, and how samples or groups are averaged."""
-        words = risk_words(self.loss, self.risk, self.above, self.worst)
-        words += " of exits" * self.selective
+        held = self.statistic
+        words = risk_words(held.loss, held.risk, held.above, held.worst)
+        words += " of exits" * held.selective
         how = "weighted" if self.weighted else average_words(self.unit, self.average)
         return words + (f" ({how})" if how else "")
 

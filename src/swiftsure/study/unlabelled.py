@@ -113,7 +113,7 @@ def unlabelled_pool(
     known = pilot if labelled else _with_assumed_labels(pilot, loss, rng)
     request = replace(request, promises=(replace(promise, loss=loss),), missing="raise")
     curve = pool_curve(known, request)
-    if curve.selective:
+    if curve.statistic.selective:
         raise ValueError(
             "`among='exits'` has several walks, each of which may lack a label elsewhere: plan the"
             " number of samples with `request.plan`."

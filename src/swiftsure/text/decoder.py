@@ -31,7 +31,8 @@ Rotary = tuple[Tensor, Tensor]
 
 HOW_TO_DECLARE = """\
 `model` is of type {model_type!r}, but only these families are known: {known}.
-To add it, declare where it keeps its parts, and check that with a model (docs/extending.md):
+To add it, declare where it keeps its parts, and check that with a model
+(docs/reference/extending.md):
 
     from swiftsure.text import FAMILIES, Family, check_family
 

@@ -227,7 +227,7 @@ class GrowingCalibration:
         ]
 
     def _result(self, curve: RiskCurve, epsilon: float, index: int | None) -> ControlResult:
-        unit = "groups" if curve.grouped else "samples"
+        unit = curve.units.name
         drawn = self._grown is not None and self._grown.drawn
         conditions = RULE.conditions(curve, bounds.BOUNDS["star"])
         # The bets are valid for any number of samples, at every moment.
@@ -272,7 +272,7 @@ class GrowingCalibration:
         if [each.slice_name for each in found] != [each.slice_name for each in before]:
             raise ValueError("`record` must have samples of every slice that was there at first.")
         if any(
-            one.curve.grouped != other.curve.grouped
+            one.curve.units.grouped != other.curve.units.grouped
             for one, other in zip(found, before, strict=True)
         ):
             raise ValueError("`record` must have groups if those added before have, only then.")
@@ -364,8 +364,11 @@ def _joined(curves: list[RiskCurve]) -> RiskCurve:
             name: alone if np.ndim(alone) == 0 else stacked([c.full_costs[name] for c in curves])
             for name, alone in first.full_costs.items()
         },
-        weights=stacked([each.weights for each in curves]),
-        sizes=stacked([each.sizes for each in curves]),
+        units=replace(
+            first.units,
+            weights=stacked([each.units.weights for each in curves]),
+            sizes=stacked([each.units.sizes for each in curves]),
+        ),
         data=first.data._replace(
             values=stacked([each.data.values for each in curves]),
             confidences=stacked([each.confidences for each in curves]),

@@ -52,7 +52,7 @@ class TestedRows:
         self.confidences = _Rows(np.float32, curve.confidences.shape[1])
         counted = bet_sizes(curve)
         self.sizes = _Rows(np.float64, 0 if counted is None else counted.shape[1])
-        self.weights = _Rows(np.float64, 0 if curve.weights is None else 1)
+        self.weights = _Rows(np.float64, 0 if curve.units.weights is None else 1)
         self.costs = {
             name: _Rows(np.float64, values.shape[1])
             for name, values in curve.costs.items()
@@ -88,18 +88,21 @@ class TestedRows:
 
     def curve(self) -> RiskCurve:
         """Return the curve of all samples so far."""
-        template = self.cell.curve
+        template, units = self.cell.curve, self.cell.curve.units
         return replace(
             template,
             costs=dict(template.costs) | {k: v.values for k, v in self.costs.items()},
             full_costs=dict(template.full_costs)
             | {k: v.values[:, 0] for k, v in self.full_costs.items()},
-            n_samples=self.n_samples if template.grouped else None,
             n_labels=self.n_labels,
             conditions=self.conditions,
-            weights=None if template.weights is None else self.weights.values[:, 0],
-            sizes=None if template.sizes is None else self.sizes.values,
-            members=None,
+            units=replace(
+                units,
+                n_samples=self.n_samples if units.grouped else None,
+                weights=None if units.weights is None else self.weights.values[:, 0],
+                sizes=None if units.sizes is None else self.sizes.values,
+                members=None,
+            ),
             data=self.losses,
         )
 
@@ -133,10 +136,10 @@ class Growth:
         self._fresh = [(0.0, 0.0, 1.0, 0.25 * cell.curve.loss_range.high**2) for cell in cells]
         self._thresholds = [_kernels.inclusive_thresholds(cell.curve.data) for cell in cells]
         self._walks: list[_Walk] = []
-        together = [k for k, cell in enumerate(cells) if not cell.curve.selective]
+        together = [k for k, cell in enumerate(cells) if not cell.curve.statistic.selective]
         if together:
             self._walks.append(self._new_walk(together, delta, self.start))
-        exiting = [k for k, cell in enumerate(cells) if cell.curve.selective]
+        exiting = [k for k, cell in enumerate(cells) if cell.curve.statistic.selective]
         if exiting:
             starts = walk_starts(first, self.start)
             self._walks += [self._new_walk(exiting, delta / len(starts), k) for k in starts]
@@ -163,10 +166,10 @@ class Growth:
         """The last certified setting; None if there is none."""
         mask = np.ones(self.tested[0].cell.curve.n_settings, bool)
         mask[: self.start] = False
-        for selective in {each.cell.curve.selective for each in self.tested}:
+        for selective in {each.cell.curve.statistic.selective for each in self.tested}:
             alone = np.zeros_like(mask)
             for walk, certified in zip(self._walks, self._certified, strict=True):
-                if self.tested[walk.tested[0]].cell.curve.selective == selective:
+                if self.tested[walk.tested[0]].cell.curve.statistic.selective == selective:
                     alone[certified] = True
             mask &= alone
         found = np.flatnonzero(mask)
@@ -287,8 +290,8 @@ def bet_sizes(curve: RiskCurve) -> Array | None:
 
     Bets must pass all samples, so that of single samples those that reach the full model count 0.
     """
-    if not curve.selective or curve.sizes is not None:
-        return curve.test_sizes
+    if not curve.statistic.selective or curve.units.sizes is not None:
+        return curve.units.in_tests
     counted = np.ones_like(curve.data.values)
     counted[:, -1] = 0.0
     return counted
@@ -304,7 +307,7 @@ def packed_update(
         own = [curve.confidences, curve.data.values]
         counted = bet_sizes(curve)
         own += [] if counted is None else [counted]
-        own += [] if curve.weights is None else [curve.weights]
+        own += [] if curve.units.weights is None else [curve.units.weights]
         own += [values for values in curve.costs.values() if values.ndim == 2]
         own += [np.asarray(v) for v in curve.full_costs.values() if np.ndim(v)]
         tables += [np.ascontiguousarray(table[order]).tobytes() for table in own]

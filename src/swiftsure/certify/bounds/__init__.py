@@ -67,7 +67,7 @@ def resolve(
 
 def refuse_weights(bound: Bound, curve: RiskCurve, pool: int | None = None) -> None:
     """Raise if units of a curve count differently, which the bound or a finite pool cannot do."""
-    if curve.test_sizes is None:
+    if curve.units.in_tests is None:
         return
     if not bound.weighs:
         names = ", ".join(name for name, other in BOUNDS.items() if other.weighs)

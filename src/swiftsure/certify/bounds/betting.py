@@ -45,7 +45,7 @@ class BettingBound(Bound):
         self, curve: RiskCurve, rows: Rows, epsilons: Floats, delta: float, start: int, pool: int
     ) -> NDArray[np.int64]:
         """Walk the path with one bet per setting, each stopped as soon as it is decided."""
-        if curve.test_sizes is not None or curve.follows:
+        if curve.units.in_tests is not None or curve.follows:
             return self._select_weighted(curve, rows, epsilons, delta, start)
         seen = curve.data, _kernels.inclusive_thresholds(curve.data), rows
         test = delta, curve.loss_range.high, self.star
@@ -130,8 +130,8 @@ class BettingBound(Bound):
         if curve.follows:
             curve, rows, setting = followed(curve, setting, rows), np.arange(len(rows)), 0
         test = delta, goal, curve.loss_range.high, self.star
-        if curve.test_sizes is not None:
-            groups = curve.data.values, curve.test_sizes, rows
+        if curve.units.in_tests is not None:
+            groups = curve.data.values, curve.units.in_tests, rows
             return float(_bets.log_deficit_weighted(*groups, setting, epsilon, *test))
         seen = curve.data, _kernels.inclusive_thresholds(curve.data), rows
         return float(_bets.log_deficit(*seen, setting, epsilon, *test, pool))

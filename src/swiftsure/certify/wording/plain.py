@@ -12,7 +12,7 @@ from swiftsure.certify.wording.numbers import (
     surety,
     times_100,
 )
-from swiftsure.curves.curve import ZERO_BOUNDED
+from swiftsure.curves.statistic import ZERO_BOUNDED
 
 if TYPE_CHECKING:
     from swiftsure.certify.certificate import Certificate, PromiseResult

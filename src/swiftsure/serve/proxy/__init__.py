@@ -4,9 +4,9 @@
 |---|---|
 | `config` | `ProxyConfig`: a cascade.toml |
 | `app` | `create_proxy`: the web application |
-| `requests` | checks requests; errors in the form that OpenAI's clients expect |
-| `asking` | asks the models in turn |
-| `streams` | server-sent events, to and from |
+| `requests` | which requests the policy covers |
+| `upstreams` | asks the models in turn |
+| `streams` | the last model's stream, passed on |
 | `audits` | asks the last model about a share of the requests, off the request path |
 """
 

@@ -24,32 +24,39 @@ from swiftsure.certify.policy import Policy
 from swiftsure.certify.slices import SlicedPolicy
 from swiftsure.monitor import request_ids
 from swiftsure.serve.alarms import alarm_hook
+from swiftsure.serve.audit_log import AuditLog, audit_monitor, policy_version
 from swiftsure.serve.audits import AuditQueue
+from swiftsure.serve.disconnect import GoneError, while_connected
 from swiftsure.serve.engine import AnyPolicy
-from swiftsure.serve.guarding import Guard, PolicyStore
 from swiftsure.serve.http import RefusedError, check_json, off_loop, read_body
 from swiftsure.serve.live import LiveStatus
 from swiftsure.serve.metrics import Metrics
-from swiftsure.serve.openapi import openapi
-from swiftsure.serve.policies import any_part
-from swiftsure.serve.proxy.audits import Audits
-from swiftsure.serve.proxy.config import ProxyConfig, parameters_in_common
-from swiftsure.serve.proxy.connections import GoneError, while_connected
-from swiftsure.serve.proxy.health import ModelHealth
-from swiftsure.serve.proxy.requests import Asked, Kind, ProxyError, asked_of, slice_of, uncovered
-from swiftsure.serve.proxy.streams import (
+from swiftsure.serve.openai import (
     DONE,
-    PassedOn,
-    as_json,
+    ApiError,
+    ApiRequest,
+    Kind,
     as_stream,
     encoded,
     event,
+    parse_request,
+    slice_of,
+)
+from swiftsure.serve.openapi import openapi
+from swiftsure.serve.policies import any_part
+from swiftsure.serve.policy_manager import PolicyManager, PolicyStore
+from swiftsure.serve.proxy.audits import Audits
+from swiftsure.serve.proxy.config import ProxyConfig, parameters_in_common
+from swiftsure.serve.proxy.health import ModelHealth
+from swiftsure.serve.proxy.requests import not_covered_reason
+from swiftsure.serve.proxy.streams import (
+    PassedOn,
+    as_json,
     events_of,
     without_logprobs,
 )
 from swiftsure.serve.proxy.upstreams import Found, Upstreams, added, client_error
 from swiftsure.serve.service import Answering, Service
-from swiftsure.serve.watching import Watcher, policy_version, watched_monitor
 
 __all__ = ["create_proxy"]
 
@@ -101,7 +108,7 @@ class ProxyService(Service):
             model.headers()  # a key that is missing must not wait for the first request
         if policy is None and audit.rate:
             raise ValueError("`audit.rate` needs a policy to watch.")
-        guard = Guard(
+        manager = PolicyManager(
             policy,
             watch=self._watch,
             fallback=config.load_fallback(),
@@ -109,27 +116,27 @@ class ProxyService(Service):
             on_alarm=alarm_hook(config.on_alarm),
         )
         checks: Any = self.upstreams  # which has all that checking policies needs
-        guard.check_with(checks)
-        live = LiveStatus(self.upstreams.n_exits, guard, lambda: self.upstreams.trouble)
+        manager.check_with(checks)
+        live = LiveStatus(self.upstreams.n_exits, manager, lambda: self.upstreams.trouble)
         limits = config.limits
-        super().__init__(guard, live, token, max_body=limits.max_body, timeout=limits.timeout)
+        super().__init__(manager, live, token, max_body=limits.max_body, timeout=limits.timeout)
         self.queue = AuditQueue(audit.rate, audit.most)
-        guard.pending = self.queue.pending
+        manager.pending = self.queue.pending
         self.bill = live.bill
         self.names = self.upstreams.cascade.names
         self.parameters = parameters_in_common(self.upstreams.models)
-        known = None if guard.policy is None else _calibrated_features(guard.policy)
-        self._features: tuple[AnyPolicy | None, frozenset[str] | None] = (guard.policy, known)
+        known = None if manager.policy is None else _calibrated_features(manager.policy)
+        self._features: tuple[AnyPolicy | None, frozenset[str] | None] = (manager.policy, known)
         self.under_way = 0
         self.created = int(time.time())
 
-    def _watch(self, policy: Policy, share: float) -> Watcher | None:
+    def _watch(self, policy: Policy, share: float) -> AuditLog | None:
         audit = self.config.audit
         before = (audit.state / policy_version(policy) / "monitor.json").exists()
         if not audit.rate and not before:  # an alarm of before holds even if nothing is audited
             return None
-        monitor = watched_monitor(policy, audit.alpha * share, audit.epsilon)
-        return Watcher(policy, monitor, audit.state)
+        monitor = audit_monitor(policy, audit.alpha * share, audit.epsilon)
+        return AuditLog(policy, monitor, audit.state)
 
     @property
     def depth(self) -> int:
@@ -163,9 +170,9 @@ class ProxyService(Service):
     async def running(self) -> AsyncIterator[None]:
         """Answer requests and follow the monitor while the block runs."""
         self.live.load = self
-        self.metrics = Metrics(self, self.guard, self.live)
+        self.metrics = Metrics(self, self.manager, self.live)
         self.metrics.registry.register(UpstreamMetrics(self.upstreams.health))
-        self.audits = Audits(self.upstreams, self.guard, self.queue, self.bill)
+        self.audits = Audits(self.upstreams, self.manager, self.queue, self.bill)
         following = asyncio.get_running_loop().create_task(self._follow())
         try:
             yield
@@ -200,8 +207,8 @@ class ProxyService(Service):
                 self.access.check(dict(scope["headers"]))
                 if self.under_way >= limits.max_requests:
                     text = "The proxy is busy. Try again later."
-                    raise ProxyError(429, text, "rate_limit_error", code="busy", retry_after=1.0)
-            except (ProxyError, RefusedError) as error:
+                    raise ApiError(429, text, "rate_limit_error", code="busy", retry_after=1.0)
+            except (ApiError, RefusedError) as error:
                 await self._counted(self._failure(error, name))(scope, receive, send)
                 return
             self.under_way += 1
@@ -235,7 +242,7 @@ class ProxyService(Service):
     ) -> Response:
         try:
             async with asyncio.timeout_at(until):
-                asked = await off_loop(body, lambda: asked_of(body, kind))
+                asked = await off_loop(body, lambda: parse_request(body, kind))
                 response, exit_, full = await self._answer(name, asked, slice_of(asked, headers))
         except Exception as error:
             return self._failure(error, name)
@@ -248,13 +255,13 @@ class ProxyService(Service):
         """Return what the client is told of an error."""
         if isinstance(error, TimeoutError):
             text = f"There was no answer within {self.config.limits.timeout:g} s."
-            error = ProxyError(504, text, "api_error", code="timeout")
+            error = ApiError(504, text, "api_error", code="timeout")
         if isinstance(error, RefusedError):
             return self.refusal(error, name)
-        if not isinstance(error, ProxyError):
+        if not isinstance(error, ApiError):
             # The type alone: a message may hold a part of the prompt.
             log.error("request %s failed: %s", name, type(error).__name__)
-            error = ProxyError(500, "The proxy failed on this request.", "api_error")
+            error = ApiError(500, "The proxy failed on this request.", "api_error")
         return _refusal(error, name)
 
     def _counted(self, response: Response) -> Response:
@@ -264,14 +271,14 @@ class ProxyService(Service):
     def refusal(self, error: RefusedError, name: str | None = None) -> Response:
         """Return what a client is told whose request is refused, in OpenAI's form."""
         code = {401: "invalid_api_key", 403: "foreign_origin"}.get(error.status)
-        return _refusal(ProxyError(error.status, str(error), code=code), name)
+        return _refusal(ApiError(error.status, str(error), code=code), name)
 
     async def _answer(
-        self, name: str, asked: Asked, slice_name: str | None
+        self, name: str, asked: ApiRequest, slice_name: str | None
     ) -> tuple[Response, int, bool]:
         """Return the response, the number of the model that answered, and whether it had to."""
-        if self.guard.mode.policy is not self.upstreams.policy:
-            self.upstreams.install(self.guard.mode.policy)
+        if self.manager.mode.policy is not self.upstreams.policy:
+            self.upstreams.install(self.manager.mode.policy)
         found = self._forced(asked, slice_name)
         covered = found is None
         ticket = self.queue.choose() if covered else None
@@ -296,26 +303,26 @@ class ProxyService(Service):
         known = reason in reasons or len(reasons) < MOST_REASONS
         reasons[reason if known else "another reason"] += 1
 
-    def _forced(self, asked: Asked, slice_name: str | None) -> Found | None:
+    def _forced(self, asked: ApiRequest, slice_name: str | None) -> Found | None:
         """Return the forced route, if any; None if the policy covers the request."""
-        last, policy = self.upstreams.last, self.guard.mode.policy
+        last, policy = self.upstreams.last, self.manager.mode.policy
         if asked.model != self.config.name:
             if asked.model not in (self.names[last], self.upstreams.large.model):
                 raise _no_such_model(asked.model, self.config.name)
             return Found(last, "asked for by name")
         if policy is None:
             return Found(last, "there is no policy")
-        if self.guard.mode.full:
+        if self.manager.mode.full:
             return Found(last, "there was an alarm")
         if isinstance(policy, SlicedPolicy) and slice_name not in policy.policies:
             return Found(last, "the policy has no such slice")
         kinds = {each.kind for each in self.upstreams.models}
         if self._features[0] is not policy:
             self._features = policy, _calibrated_features(policy)
-        why = uncovered(asked, kinds, self.parameters, self._features[1])
+        why = not_covered_reason(asked, kinds, self.parameters, self._features[1])
         return None if why is None else Found(last, why)
 
-    async def _delivered(self, name: str, asked: Asked, found: Found) -> Response:
+    async def _delivered(self, name: str, asked: ApiRequest, found: Found) -> Response:
         """Return the response of a small model, or ask the last one."""
         if found.response is not None:
             usage = found.response.get("usage")
@@ -335,7 +342,7 @@ class ProxyService(Service):
             self.bill.answer(found.cost, {})
             text = f"{large.name} is at its rate limit."
             code = "rate_limit_exceeded"
-            raise ProxyError(429, text, "rate_limit_error", code=code, retry_after=wait)
+            raise ApiError(429, text, "rate_limit_error", code=code, retry_after=wait)
         try:
             if asked.stream:
                 return await self._passed_on(name, asked, found)
@@ -352,7 +359,7 @@ class ProxyService(Service):
         body = as_json(content, response)
         return Response(body, media_type="application/json", headers=headers)
 
-    async def _passed_on(self, name: str, asked: Asked, found: Found) -> Response:
+    async def _passed_on(self, name: str, asked: ApiRequest, found: Found) -> Response:
         """Return the last model's stream; an error before its first event is raised."""
         large = self.upstreams.large_for(asked)
         opened = large.post(self.upstreams.stream_body(asked))
@@ -477,17 +484,17 @@ async def _not_here(request: Request, error: Exception) -> Response:
     path = request.url.path[:200]
     if status == 405:
         text = f"{path} does not answer {request.method}."
-        return _refusal(ProxyError(405, text, code="method_not_allowed"))
+        return _refusal(ApiError(405, text, code="method_not_allowed"))
     text = f"The proxy has no {path}; it answers /v1/chat/completions and /v1/completions."
-    return _refusal(ProxyError(status, text, code="unknown_url"))
+    return _refusal(ApiError(status, text, code="unknown_url"))
 
 
-def _no_such_model(name: str, known: str) -> ProxyError:
+def _no_such_model(name: str, known: str) -> ApiError:
     text = f"There is no model {name[:100]!r}; ask for {known!r}."
-    return ProxyError(404, text, code="model_not_found", param="model")
+    return ApiError(404, text, code="model_not_found", param="model")
 
 
-def _relayed(each: dict[str, Any], asked: Asked) -> bytes | None:
+def _relayed(each: dict[str, Any], asked: ApiRequest) -> bytes | None:
     """Return an event as the client asked for it: the usage was asked for to know the price."""
     if not asked.usage:
         if each.get("usage") is not None and not each.get("choices"):
@@ -496,7 +503,7 @@ def _relayed(each: dict[str, Any], asked: Asked) -> bytes | None:
     return event(each)
 
 
-def _refusal(error: ProxyError, name: str | None = None) -> Response:
+def _refusal(error: ApiError, name: str | None = None) -> Response:
     headers = {} if name is None else {"x-request-id": name}
     if error.retry_after is not None:
         headers["Retry-After"] = str(max(1, round(error.retry_after)))

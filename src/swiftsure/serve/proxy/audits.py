@@ -12,8 +12,8 @@ from swiftsure.serve.audits import Audited, AuditQueue
 from swiftsure.serve.bill import Bill
 from swiftsure.serve.engine import Answer as ServedAnswer
 from swiftsure.serve.engine import UnansweredError
-from swiftsure.serve.guarding import Guard
-from swiftsure.serve.proxy.requests import Asked
+from swiftsure.serve.openai import ApiRequest
+from swiftsure.serve.policy_manager import PolicyManager
 from swiftsure.serve.proxy.upstreams import Found, Upstreams
 
 __all__ = ["Audits"]
@@ -37,14 +37,16 @@ class Audits:
     Parameters
     ----------
     upstreams : Upstreams
-    guard : Guard
+    manager : PolicyManager
     queue : AuditQueue
     bill : Bill
         Where the costs of audits are added.
     """
 
-    def __init__(self, upstreams: Upstreams, guard: Guard, queue: AuditQueue, bill: Bill) -> None:
-        self._bill, self._guard, self._upstreams = bill, guard, upstreams
+    def __init__(
+        self, upstreams: Upstreams, manager: PolicyManager, queue: AuditQueue, bill: Bill
+    ) -> None:
+        self._bill, self._manager, self._upstreams = bill, manager, upstreams
         self.queue = queue
         self._closing = asyncio.Event()
         self._one_by_one = asyncio.Lock()
@@ -56,7 +58,7 @@ class Audits:
         self,
         ticket: int,
         request: str,
-        asked: Asked,
+        asked: ApiRequest,
         found: Found | None,
         slice_name: str | None = None,
     ) -> None:
@@ -70,7 +72,7 @@ class Audits:
         served = None
         if found is not None:
             served = ServedAnswer({}, found.exit, found.confidence, found.answer)
-        audited = Audited(request, None, served, self._guard.mode, slice_name)
+        audited = Audited(request, None, served, self._manager.mode, slice_name)
         self.queue.pending.begin(ticket)
         # If the last model answered, the loss is 0.
         ask = asked if found is not None and found.response is not None else None
@@ -79,8 +81,8 @@ class Audits:
         task.add_done_callback(self._tasks.discard)
 
     async def look(self) -> None:
-        """Let the guard follow the monitor."""
-        await asyncio.get_running_loop().run_in_executor(self._writer, self._guard.tick)
+        """Let the manager follow the monitor."""
+        await asyncio.get_running_loop().run_in_executor(self._writer, self._manager.tick)
 
     async def close(self) -> None:
         """Finish the audits that are under way, up to the first that cannot be made yet.
@@ -90,10 +92,10 @@ class Audits:
         self._closing.set()
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.get_running_loop().run_in_executor(self._writer, self._guard.close)
+        await asyncio.get_running_loop().run_in_executor(self._writer, self._manager.close)
         self._writer.shutdown()
 
-    async def _audit(self, ticket: int, audited: Audited, ask: Asked | None) -> None:
+    async def _audit(self, ticket: int, audited: Audited, ask: ApiRequest | None) -> None:
         try:
             sample = None if ask is None else await self._last_answer(ask)
             if sample is NOT_ASKED:
@@ -109,12 +111,12 @@ class Audits:
         while (taken := self.queue.take()) is not None:
             ticket, audited = taken
             try:
-                self._guard.audit(audited, engine)
+                self._manager.audit(audited, engine)
             except Exception:
                 log.exception("an audit failed")
             self.queue.done(ticket)
 
-    async def _last_answer(self, asked: Asked) -> Any:
+    async def _last_answer(self, asked: ApiRequest) -> Any:
         """Return the last model's answer, or the error that came instead of it."""
         try:
             response = await self._asked_large(asked)
@@ -127,7 +129,7 @@ class Audits:
             # Without the provider's words, which may quote the prompt: audits that fail are logged.
             return UnansweredError(f"the last model did not answer ({type(error).__name__})")
 
-    async def _asked_large(self, asked: Asked) -> Any:
+    async def _asked_large(self, asked: ApiRequest) -> Any:
         """Return the last model's response, after any pause that it asked for."""
         health = self._upstreams.health[self._upstreams.last]
         for left in reversed(range(TRIES)):

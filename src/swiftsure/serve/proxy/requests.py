@@ -1,26 +1,17 @@
-"""Requests to the proxy, checked, and errors in the form that OpenAI's clients expect."""
+"""Which requests a policy covers: those with the options that its models were calibrated with."""
 
-import json
-import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from swiftsure.cascade.request_kinds import unlike
-from swiftsure.serve.http import SLICE, RefusedError, read_json
+from swiftsure.serve.openai import ApiRequest, Kind
 
 __all__ = [
-    "Asked",
-    "ProxyError",
-    "asked_of",
     "canonical",
+    "not_covered_reason",
     "own_spelling",
     "same_json",
-    "slice_of",
-    "uncovered",
 ]
-
-Kind = Literal["chat", "completions"]
 
 NEUTRAL = frozenset(
     {"model", "messages", "prompt", "stream", "stream_options", "user", "metadata", "store"}
@@ -57,145 +48,8 @@ def own_spelling(fields: Mapping[str, Any], parameters: Mapping[str, Any]) -> di
     return {names.get(ALIASES.get(name, name), name): value for name, value in fields.items()}
 
 
-class ProxyError(Exception):
-    """An error that the client gets.
-
-    Parameters
-    ----------
-    status : int
-        HTTP status.
-    message : str
-    kind : str
-        `error.type` of OpenAI's API.
-    code, param : str, optional
-    retry_after : float, optional
-        Seconds, sent as `Retry-After`.
-    """
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        kind: str = "invalid_request_error",
-        *,
-        code: str | None = None,
-        param: str | None = None,
-        retry_after: float | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status, self.kind, self.code, self.param = status, kind, code, param
-        self.retry_after = retry_after
-
-    def content(self) -> dict[str, Any]:
-        """Return the body."""
-        error = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
-        return {"error": error}
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A request as a client sent it.
-
-    Attributes
-    ----------
-    kind : {"chat", "completions"}
-    model : str
-    fields : dict
-        All other fields but those of streaming and those that are null, to be sent on.
-    stream, usage : bool
-        Whether to stream, and whether to end the stream with the usage.
-    logprobs : bool
-        Whether the client wants log-probabilities itself.
-    """
-
-    kind: Kind
-    model: str
-    fields: Mapping[str, Any]
-    stream: bool
-    usage: bool
-    logprobs: bool
-
-
-def asked_of(body: bytes, kind: Kind) -> Asked:
-    """Return the request in a body.
-
-    Raises
-    ------
-    ProxyError
-        If it is not a request of this kind.
-    """
-    try:
-        content = read_json(body, _decoded)
-    except RefusedError as error:
-        raise ProxyError(413 if error.status == 413 else 400, str(error)) from None
-    if not isinstance(content, dict):
-        raise ProxyError(400, "The body must be a JSON object.")
-    model = content.get("model")
-    if not isinstance(model, str) or not model:
-        raise ProxyError(400, "`model` must be the name of a model.", param="model")
-    main = "messages" if kind == "chat" else "prompt"
-    value = content.get(main)
-    if kind == "chat" and not _are_messages(value):
-        text = "`messages` must be a list of at least one object with a `role`."
-        raise ProxyError(400, text, param=main)
-    if kind == "completions" and not isinstance(value, str | list):
-        raise ProxyError(400, "`prompt` must be a text or a list.", param=main)
-    stream = content.get("stream") or False
-    options = content.get("stream_options") or {}
-    if not isinstance(stream, bool):
-        raise ProxyError(400, "`stream` must be true or false.", param="stream")
-    if not isinstance(options, dict):
-        raise ProxyError(400, "`stream_options` must be an object.", param="stream_options")
-    wanted = content.get("logprobs")
-    logprobs = wanted is not None and wanted is not False
-    left_out = {"model", "stream", "stream_options"}
-    fields = {
-        # `null` is a field that is left out: passed on, it would undo a model's own parameter.
-        name: each
-        for name, each in content.items()
-        if name not in left_out and each is not None
-    }
-    return Asked(kind, model, fields, stream, options.get("include_usage") is True, logprobs)
-
-
-def slice_of(asked: Asked, headers: Mapping[bytes, bytes]) -> str | None:
-    """Return the slice that a request is of: `metadata.slice`, or the header."""
-    metadata = asked.fields.get("metadata")
-    named = metadata.get("slice") if isinstance(metadata, Mapping) else None
-    if isinstance(named, str):
-        return named
-    header = headers.get(SLICE)
-    return None if header is None else header.decode("latin-1")
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if math.isinf(value):
-        raise ValueError(f"{text[:20]} is too large a number")
-    return value
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
-
-
-def _decoded(body: bytes) -> Any:
-    return _DECODER.decode(body.decode(json.detect_encoding(body), "surrogatepass"))
-
-
-def _are_messages(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) > 0
-        and all(isinstance(each, dict) and isinstance(each.get("role"), str) for each in value)
-    )
-
-
-def uncovered(
-    asked: Asked,
+def not_covered_reason(
+    request: ApiRequest,
     kinds: Collection[Kind],
     parameters: Mapping[str, Any],
     features: Collection[str] | None = None,
@@ -211,13 +65,13 @@ def uncovered(
     features : set of str, optional
         What the messages of the calibration were like; see `cascade.request_kinds`.
     """
-    fields = asked.fields
-    if {asked.kind} != set(kinds):
+    fields = request.fields
+    if {request.kind} != set(kinds):
         return f"the policy is for {' and '.join(sorted(kinds))}"
     for name in ("n", "best_of"):
         if not same_json(fields.get(name, 1), 1):
             return f"`{name}` is not 1"
-    if asked.kind == "completions" and not isinstance(fields["prompt"], str):
+    if request.kind == "completions" and not isinstance(fields["prompt"], str):
         return "`prompt` is not one text"
     known = canonical(parameters)
     for name, value in fields.items():

@@ -1,72 +1,31 @@
-"""Server-sent events: an answer as a stream, and an upstream's stream passed on."""
+"""An upstream's stream of server-sent events, passed on."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from swiftsure.cascade import UpstreamError
-from swiftsure.serve.proxy.connections import GoneError
+from swiftsure.serve.disconnect import GoneError
+from swiftsure.serve.openai import encoded
 
-__all__ = ["PassedOn", "as_stream", "events_of", "without_logprobs"]
+__all__ = ["PassedOn", "as_json", "events_of", "without_logprobs"]
 
 LONGEST = 8 << 20
 """Longest line of an upstream's stream, in bytes."""
-
-
-_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
-
-
-def encoded(content: Any) -> bytes:
-    """Return JSON in ASCII, as any client can read it, with null for NaN and infinities."""
-    try:
-        return _ENCODER.encode(content).encode()
-    except ValueError:
-        finite = json.loads(json.dumps(content), parse_constant=lambda _: None)
-        return _ENCODER.encode(finite).encode()
 
 
 def as_json(content: bytes, parsed: Any) -> bytes:
     """Return the bytes of a response; encoded again only if they hold NaN or an infinity."""
     if b"NaN" in content or b"Infinity" in content:
         try:
-            _ENCODER.encode(parsed)
+            json.dumps(parsed, allow_nan=False)
         except ValueError:
             return encoded(parsed)
     return content
-
-
-def event(content: Any) -> bytes:
-    """Return one event."""
-    return b"data: " + encoded(content) + b"\n\n"
-
-
-DONE = b"data: [DONE]\n\n"
-
-
-def as_stream(response: Mapping[str, Any], *, chat: bool, usage: bool) -> Iterator[bytes]:
-    """Yield a whole response as the events that a stream of it would have had."""
-    head = {name: response[name] for name in ("id", "created", "model") if name in response}
-    head["object"] = "chat.completion.chunk" if chat else "text_completion"
-    given = response["choices"][0]
-    index = {"index": given.get("index", 0)}
-    end = {"finish_reason": given.get("finish_reason") or "stop"}
-    more = {"logprobs": given["logprobs"]} if given.get("logprobs") is not None else {}
-    if chat:
-        message = {name: each for name, each in given["message"].items() if each is not None}
-        message.setdefault("role", "assistant")
-        yield event(
-            {**head, "choices": [{**index, "delta": message, **more, "finish_reason": None}]}
-        )
-        yield event({**head, "choices": [{**index, "delta": {}, **end}]})
-    else:
-        yield event({**head, "choices": [{**index, "text": given["text"], **more, **end}]})
-    if usage:
-        yield event({**head, "choices": [], "usage": response.get("usage")})
-    yield DONE
 
 
 def without_logprobs(response: Mapping[str, Any]) -> dict[str, Any]:

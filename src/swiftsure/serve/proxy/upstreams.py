@@ -15,8 +15,9 @@ from swiftsure.cascade.retrying import described
 from swiftsure.losses import LOSSES
 from swiftsure.serve.engine import Answer as ServedAnswer
 from swiftsure.serve.engine import AnyPolicy, Comparison
+from swiftsure.serve.openai import ApiError, ApiRequest
 from swiftsure.serve.proxy.health import ModelHealth
-from swiftsure.serve.proxy.requests import Asked, ProxyError, own_spelling
+from swiftsure.serve.proxy.requests import own_spelling
 
 __all__ = ["Found", "Upstreams", "client_error"]
 
@@ -60,7 +61,7 @@ class _Inquiry:
         Of the model that was asked last.
     """
 
-    asked: Asked
+    asked: ApiRequest
     until: float
     response: Mapping[str, Any] | None = None
 
@@ -163,13 +164,15 @@ class Upstreams:
         """The last model."""
         return self.models[self.last]
 
-    def large_for(self, asked: Asked) -> Endpoint:
+    def large_for(self, asked: ApiRequest) -> Endpoint:
         """Return the last model, as an endpoint of the kind that a request is for."""
         if asked.kind not in self._last_of_kind:
             self._last_of_kind[asked.kind] = replace(self.large, kind=asked.kind)
         return self._last_of_kind[asked.kind]
 
-    async def ask_small(self, asked: Asked, seconds: float, slice_name: str | None = None) -> Found:
+    async def ask_small(
+        self, asked: ApiRequest, seconds: float, slice_name: str | None = None
+    ) -> Found:
         """Ask the small models in order until one is confident; their errors do not surface.
 
         Parameters
@@ -202,7 +205,9 @@ class Upstreams:
             reason = f"{self.models[failed].name} {'was too slow' if late else 'failed'}"
         return replace(found, reason=reason)
 
-    async def ask_large(self, asked: Asked, *, logprobs: bool) -> tuple[Mapping[str, Any], bytes]:
+    async def ask_large(
+        self, asked: ApiRequest, *, logprobs: bool
+    ) -> tuple[Mapping[str, Any], bytes]:
         """Return the last model's response, and the bytes that hold it.
 
         Raises
@@ -222,7 +227,7 @@ class Upstreams:
         self.health[self.last].answered()
         return response, content
 
-    def stream_body(self, asked: Asked) -> dict[str, Any]:
+    def stream_body(self, asked: ApiRequest) -> dict[str, Any]:
         """Return the request with which the last model streams."""
         body = _client_body(self.large_for(asked), asked)
         return {**body, "stream": True, "stream_options": {"include_usage": True}}
@@ -251,13 +256,13 @@ def added(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, flo
     return {**one, **{unit: one.get(unit, 0.0) + cost for unit, cost in other.items()}}
 
 
-def _own_body(model: Endpoint, asked: Asked) -> dict[str, Any]:
+def _own_body(model: Endpoint, asked: ApiRequest) -> dict[str, Any]:
     """Return the request as the model was calibrated with, log-probabilities included."""
     own = {k: v for k, v in asked.fields.items() if k not in ("logprobs", "top_logprobs", "n")}
     return model.body(own_spelling(own, model.parameters))
 
 
-def _client_body(model: Endpoint, asked: Asked) -> dict[str, Any]:
+def _client_body(model: Endpoint, asked: ApiRequest) -> dict[str, Any]:
     """Return the request as the client sent it, with the model's own parameters as defaults."""
     fields = own_spelling(asked.fields, model.parameters)
     return {**model.parameters, **fields, "model": model.model}
@@ -272,28 +277,28 @@ def _check_choice(response: Mapping[str, Any]) -> None:
         raise UpstreamError("The answer was filtered.")
 
 
-def client_error(error: BaseException, model: Endpoint) -> ProxyError:
+def client_error(error: BaseException, model: Endpoint) -> ApiError:
     """Map an upstream error to a client error without leaking keys."""
-    if isinstance(error, ProxyError):
+    if isinstance(error, ApiError):
         return error
     if not isinstance(error, UpstreamError):
-        return ProxyError(502, f"{model.name} did not answer.", "api_error", code="bad_gateway")
+        return ApiError(502, f"{model.name} did not answer.", "api_error", code="bad_gateway")
     code, param = _word(error, "code"), _word(error, "param")
     if error.status == 429:
         text = f"{model.name} is at its rate limit."
         wait = 1.0 if error.retry_after is None else error.retry_after
         code = code or "rate_limit_exceeded"
-        return ProxyError(429, text, "rate_limit_error", code=code, param=param, retry_after=wait)
+        return ApiError(429, text, "rate_limit_error", code=code, param=param, retry_after=wait)
     if error.status in (401, 403):
         text = f"{model.name} refused the proxy's key."
-        return ProxyError(502, text, "api_error", code="upstream_key_refused")
+        return ApiError(502, text, "api_error", code="upstream_key_refused")
     if error.status is not None and 400 <= error.status < 500 and error.status != 408:
         kind = _word(error, "type") or "invalid_request_error"
         words = _word(error, "message")
         text = described(error) if words is None else f"{model.name}: {words}"
-        return ProxyError(error.status, text, kind, code=code or "upstream_refused", param=param)
+        return ApiError(error.status, text, kind, code=code or "upstream_refused", param=param)
     text = f"{model.name} did not answer ({described(error)})"
-    return ProxyError(502, text, "api_error", code="bad_gateway", retry_after=error.retry_after)
+    return ApiError(502, text, "api_error", code="bad_gateway", retry_after=error.retry_after)
 
 
 def _word(error: UpstreamError, name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""`Guard`: which policy answers, what happens on an alarm, and how a new policy is installed.
+"""`PolicyManager`: which policy answers, what an alarm does, how a new policy is installed.
 
     the newest installed policy  --alarm-->  the fallback policy, if any  --alarm-->  the full model
 
@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 
 from swiftsure._lib.files import locked
 from swiftsure.certify.slices import SlicedPolicy
-from swiftsure.serve import watching
+from swiftsure.serve import audit_log as logs
+from swiftsure.serve.audit_log import AuditLog, policy_version, resume
 from swiftsure.serve.audits import Audited, Mode, Pending
 from swiftsure.serve.engine import AnyPolicy, Engine
 from swiftsure.serve.policies import load_policy
-from swiftsure.serve.watching import Watcher, policy_version, resume
 
-__all__ = ["Guard", "PolicyStore", "StoredPolicy"]
+__all__ = ["PolicyManager", "PolicyStore", "StoredPolicy"]
 
 log = logging.getLogger("swiftsure.serve")
 
@@ -89,15 +89,15 @@ def _number(path: Path) -> int:
 
 
 class _Rung(NamedTuple):
-    """A policy of the ladder, and the watcher of each of its slices; of None without slices."""
+    """A policy of the ladder, and the audit log of each of its slices; of None without slices."""
 
     policy: AnyPolicy | None
-    watchers: Mapping[str | None, Watcher]
+    audit_logs: Mapping[str | None, AuditLog]
 
     @property
     def alarm(self) -> str | None:
         """Why this policy must not answer; None if it may."""
-        for name, each in self.watchers.items():
+        for name, each in self.audit_logs.items():
             if each.fallback is not None:
                 reason = str(each.fallback["reason"])
                 return reason if name is None else f"Slice {name}: {reason}"
@@ -105,29 +105,29 @@ class _Rung(NamedTuple):
 
     @property
     def fault(self) -> str | None:
-        return next((each.fault for each in self.watchers.values() if each.fault), None)
+        return next((each.fault for each in self.audit_logs.values() if each.fault), None)
 
     @property
-    def shown(self) -> Watcher | None:
-        """The watcher that has the most to tell: of an alarm, a fault, or the most evidence."""
+    def shown(self) -> AuditLog | None:
+        """The audit log that has the most to tell: of an alarm, a fault, or the most evidence."""
 
-        def urgency(each: Watcher) -> tuple[bool, bool, float]:
+        def urgency(each: AuditLog) -> tuple[bool, bool, float]:
             evidence = 0.0 if each.monitor is None else each.monitor.evidence
             return each.fallback is not None, each.fault is not None, evidence
 
-        return max(self.watchers.values(), key=urgency, default=None)
+        return max(self.audit_logs.values(), key=urgency, default=None)
 
 
-class Guard:
-    """Keeps the policy in force, the watchers of its promise, and what is served after an alarm.
+class PolicyManager:
+    """Keeps the policy in force, the audit logs of its promise, and what is served after an alarm.
 
     Parameters
     ----------
     policy : Policy or SlicedPolicy, optional
         The model's own; without one the full model answers all.
     watch : callable, optional
-        Returns the watcher of a policy, given also the share of α that it has: each slice has an
-        equal share and a watcher of its own. Without it nothing is watched.
+        Returns the audit log of a policy, given also the share of α that it has: each slice has an
+        equal share and an audit log of its own. Without it nothing is watched.
     fallback : Policy or SlicedPolicy, optional
         A safer certified policy for the time after an alarm; the full model by default. It is
         watched with an α of its own.
@@ -148,7 +148,7 @@ class Guard:
         self,
         policy: AnyPolicy | None,
         *,
-        watch: Callable[[Any, float], Watcher | None] | None = None,
+        watch: Callable[[Any, float], AuditLog | None] | None = None,
         fallback: AnyPolicy | None = None,
         store: PolicyStore | None = None,
         file: str | os.PathLike[str] | None = None,
@@ -182,8 +182,8 @@ class Guard:
             self._check(rung)
 
     @property
-    def watcher(self) -> Watcher | None:
-        """The watcher of the policy that answers; of the last one if the full model does.
+    def audit_log(self) -> AuditLog | None:
+        """The audit log of the policy that answers; of the last one if the full model does.
 
         Of several slices, the one that has the most to tell.
         """
@@ -205,11 +205,11 @@ class Guard:
     @property
     def _stall(self) -> str | None:
         """What hangs; None if nothing does."""
-        if time.monotonic() - self._ticked_at > watching.LATE:
-            return f"the monitor has not run for over {watching.LATE:g} s: a worker or a disk hangs"
-        if self.pending.age() > watching.LATE:
+        if time.monotonic() - self._ticked_at > logs.LATE:
+            return f"the monitor has not run for over {logs.LATE:g} s: a worker or a disk hangs"
+        if self.pending.age() > logs.LATE:
             return (
-                f"audits have waited for over {watching.LATE:g} s: a model or a worker hangs, or"
+                f"audits have waited for over {logs.LATE:g} s: a model or a worker hangs, or"
                 " the server is overloaded"
             )
         return None
@@ -225,7 +225,7 @@ class Guard:
                 if stall not in (None, logged):
                     log.error("the monitor does not work: %s", stall)
                 logged = stall
-                await asyncio.sleep(watching.PAUSE)
+                await asyncio.sleep(logs.PAUSE)
 
         following = asyncio.get_running_loop().create_task(follow())
         try:
@@ -251,35 +251,37 @@ class Guard:
         """Audit an answer; one that was given under another policy is left out."""
         rung = self._rung
         sliced = isinstance(rung.policy, SlicedPolicy)
-        watcher = rung.watchers.get(audited.slice_name if sliced else None)
-        if watcher is not None and audited.mode.policy == rung.policy:
-            watcher.audit(audited, engine)
+        audit_log = rung.audit_logs.get(audited.slice_name if sliced else None)
+        if audit_log is not None and audited.mode.policy == rung.policy:
+            audit_log.audit(audited, engine)
 
     def label(self, labels: Mapping[str, int]) -> dict[str, str]:
-        """Add labels of audited requests; see `Watcher.label`."""
+        """Add labels of audited requests; see `AuditLog.label`."""
         found = dict.fromkeys(labels, "not audited")
-        for watcher in self._rung.watchers.values():
-            told = watcher.label(labels)
+        for audit_log in self._rung.audit_logs.values():
+            told = audit_log.label(labels)
             found |= {name: result for name, result in told.items() if result != "not audited"}
         return found
 
     def unlabelled(self) -> list[str]:
         """Return the ids of requests whose label is needed, oldest first in each slice."""
-        return [each for watcher in self._rung.watchers.values() for each in watcher.unlabelled()]
+        return [
+            each for audit_log in self._rung.audit_logs.values() for each in audit_log.unlabelled()
+        ]
 
     def tick(self) -> None:
         """Follow the alarms, the policies that others installed, and the watched file."""
         if not self._lock.acquire(blocking=False):  # a policy is being installed
             return
         try:
-            for watcher in self._present:
-                watcher.tick()
+            for audit_log in self._present:
+                audit_log.tick()
             self._choose()
             if time.monotonic() >= self._due_at:
-                self._due_at = time.monotonic() + watching.PAUSE
-                if any(watcher.moved for watcher in self._present):
-                    for watcher in self._present:
-                        watcher.close()
+                self._due_at = time.monotonic() + logs.PAUSE
+                if any(audit_log.moved for audit_log in self._present):
+                    for audit_log in self._present:
+                        audit_log.close()
                     self._renew()
                 self._follow()
             self._ticked_at = time.monotonic()
@@ -311,10 +313,10 @@ class Guard:
         """
         with self._lock:
             alarmed = [each for each in self._present if each.fallback is not None]
-            for watcher in self._present:
-                watcher.close()
-            for watcher in alarmed:
-                resume(watcher.policy, watcher.folder.parent)
+            for audit_log in self._present:
+                audit_log.close()
+            for audit_log in alarmed:
+                resume(audit_log.policy, audit_log.folder.parent)
             self._renew()
             if alarmed:
                 log.warning("resumed: the alarm was put aside")
@@ -323,12 +325,12 @@ class Guard:
     def close(self) -> None:
         """Process the remaining lines of the logs, and release their locks."""
         with self._lock:
-            for watcher in self._present:
-                watcher.close()
+            for audit_log in self._present:
+                audit_log.close()
 
     @property
-    def _present(self) -> list[Watcher]:
-        return [each for rung in self._ladder for each in rung.watchers.values()]
+    def _present(self) -> list[AuditLog]:
+        return [each for rung in self._ladder for each in rung.audit_logs.values()]
 
     def _renew(self) -> None:
         """Watch the policy in force anew, since the folder before was put aside."""
@@ -342,7 +344,7 @@ class Guard:
     def _stand(self, policy: AnyPolicy | None, number: int | None = None) -> None:
         """Serve a policy from now on, stored under a number, or under a new one.
 
-        It is checked, its watchers are built and it is stored before anything changes. So if one of
+        It is checked, its logs are made and it is stored before anything changes. So if one of
         these fails, the policy before stays in force, also after a restart.
         """
         wanted = [policy]
@@ -352,13 +354,15 @@ class Guard:
         try:
             for each in wanted:
                 self._check(_Rung(each, {}))
-                made: dict[str | None, Watcher] = {}
+                made: dict[str | None, AuditLog] = {}
                 ladder.append(_Rung(each, made))
                 self._watch_all(each, made)
                 self._check(ladder[-1])
             number = self._store_as(policy) if number is None else number
         except BaseException:
-            _close(each for rung in ladder for each in rung.watchers.values() if each not in before)
+            _close(
+                each for rung in ladder for each in rung.audit_logs.values() if each not in before
+            )
             raise
         self._ladder = ladder
         present = self._present
@@ -370,18 +374,18 @@ class Guard:
         self._choose()
 
     def _check(self, rung: _Rung) -> None:
-        """Raise if the engine cannot use a policy, or cannot make the audits of its watchers."""
+        """Raise if the engine cannot use a policy, or cannot make the audits of its audit logs."""
         engine = self._engine
         if engine is None or rung.policy is None:
             return
         if rung.policy != engine.policy:
             engine.check(rung.policy)
-        for watcher in rung.watchers.values():
-            if watcher.monitor is not None and watcher.monitor.loss is not None:
-                engine.check_loss(watcher.monitor.loss)
+        for audit_log in rung.audit_logs.values():
+            if audit_log.monitor is not None and audit_log.monitor.loss is not None:
+                engine.check_loss(audit_log.monitor.loss)
 
-    def _watch_all(self, policy: AnyPolicy | None, made: dict[str | None, Watcher]) -> None:
-        """Make the watchers of a policy, or take those that it has now."""
+    def _watch_all(self, policy: AnyPolicy | None, made: dict[str | None, AuditLog]) -> None:
+        """Make the audit logs of a policy, or take those that it has now."""
         if policy is None or self._watch is None:
             return
         parts: Mapping[str | None, Any] = {None: policy}
@@ -440,6 +444,6 @@ class Guard:
             self._fault = fault
 
 
-def _close(watchers: Iterable[Watcher]) -> None:
-    for each in watchers:
+def _close(audit_logs: Iterable[AuditLog]) -> None:
+    for each in audit_logs:
         each.close()

@@ -1,4 +1,4 @@
-"""`Watcher`: writes audits to a log, folds all logs into a monitor, and keeps its alarm."""
+"""`AuditLog`: writes audits to a log, folds all logs into a monitor, and keeps its alarm."""
 
 import errno
 import hashlib
@@ -22,7 +22,7 @@ from swiftsure.serve.batching import WorkerDiedError
 from swiftsure.serve.engine import Answer, AnyPolicy, Comparison, Engine, UnansweredError
 from swiftsure.serve.labels import LabelIndex, gap, needs_label
 
-__all__ = ["Watcher", "watched_monitor"]
+__all__ = ["AuditLog", "audit_monitor"]
 
 log = logging.getLogger("swiftsure.serve")
 
@@ -37,7 +37,7 @@ FAILURES = 3
 FORMAT, VERSION = "swiftsure-fallback", 1
 
 
-def watched_monitor(
+def audit_monitor(
     policy: Policy, alpha: float, epsilon: float | None = None, *, labels: bool = False
 ) -> Monitor:
     """Return a monitor of the inconsistency, which needs no labels, or of the gap.
@@ -99,7 +99,7 @@ def _promised_monitor(policy: Policy, alpha: float, promise: PromiseResult) -> M
     return Monitor.from_policy(policy, alpha, risk=promise.risk, loss=promise.loss)
 
 
-class Watcher:
+class AuditLog:
     """Audits the answers of one process, and watches those of all processes with the same folder.
 
     Each process appends its audits to a log of its own. One of the processes, whichever holds a
@@ -272,7 +272,7 @@ class Watcher:
         Raises
         ------
         ValueError
-            If the watcher does not watch a gap, or a label is not one of the classes.
+            If the audit log does not watch a gap, or a label is not one of the classes.
         """
         if self._labels is None:
             raise ValueError("The server watches the inconsistency, which needs no labels.")

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from swiftsure.serve import InvalidRequestError, Limits, create_app, start
-from swiftsure.serve.bodies import ARROW, JSON, NPY, parse_body
+from swiftsure.serve.request_body import ARROW, JSON, NPY, parse_body
 from tests.serve.builders import Adder, Client, policy_of
 
 KINDS = {"json": JSON, "npy": NPY[0], "arrow": ARROW}

@@ -13,18 +13,18 @@ from scipy.stats import binomtest
 
 from swiftsure.monitor import Monitor, Watch
 from swiftsure.serve import (
+    AuditLog,
     Batcher,
-    Guard,
     Limits,
-    Watcher,
+    PolicyManager,
+    audit_monitor,
     create_app,
     start,
-    watched_monitor,
 )
+from swiftsure.serve.audit_log import resume
 from swiftsure.serve.audits import Audited
 from swiftsure.serve.engine import Answer
-from swiftsure.serve.watching import resume
-from tests.serve.builders import Adder, Client, guard_of, lines, policy_of, wait_until
+from tests.serve.builders import Adder, Client, lines, manager_of, policy_of, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +32,8 @@ def policy():
     return policy_of()
 
 
-def watcher_of(engine, folder, alpha=0.01):
-    return Watcher(engine.policy, watched_monitor(engine.policy, alpha), folder)
+def audit_log_of(engine, folder, alpha=0.01):
+    return AuditLog(engine.policy, audit_monitor(engine.policy, alpha), folder)
 
 
 @contextmanager
@@ -52,23 +52,25 @@ def audited(exit_=0, request="same"):
 
 
 def test_an_alarm_falls_back_to_the_full_model_also_after_a_restart(tmp_path, policy, monkeypatch):
-    monkeypatch.setattr("swiftsure.serve.watching.SETTLE", 0.0)
-    monkeypatch.setattr("swiftsure.serve.watching.PAUSE", 0.05)
+    monkeypatch.setattr("swiftsure.serve.audit_log.SETTLE", 0.0)
+    monkeypatch.setattr("swiftsure.serve.audit_log.PAUSE", 0.05)
     engine = Adder(policy)
-    watcher = watcher_of(engine, tmp_path)
+    audit_log = audit_log_of(engine, tmp_path)
     limits = Limits(max_wait_ms=0)
-    with start(create_app(engine, limits, guard=guard_of(watcher), audit_rate=1.0)) as address:
+    with start(
+        create_app(engine, limits, manager=manager_of(audit_log), audit_rate=1.0)
+    ) as address:
         client = Client(address)
         for _ in range(20):
             assert client.predict([1, 2, 3])[1]["exit"] == 0
-        wait_until(lambda: watcher.monitor.n == 20)
+        wait_until(lambda: audit_log.monitor.n == 20)
         assert client.get("/health")[1]["status"] == "ok"
         engine.wrong = 1.0  # the data change
         for _ in range(400):
             answer = client.predict([1, 2, 3])[1]
             if answer["full_model"]:
                 break
-        assert (answer["exit"], watcher.monitor.alarm) == (2, True)
+        assert (answer["exit"], audit_log.monitor.alarm) == (2, True)
         health = client.get("/health")[1]
         assert health["status"] == "full model"
         assert "Alarm at loss" in health["alarm"]
@@ -76,84 +78,84 @@ def test_an_alarm_falls_back_to_the_full_model_also_after_a_restart(tmp_path, po
         assert "swiftsure_alarm 1.0" in text
         assert "swiftsure_full_model 1.0" in text
         assert 'swiftsure_audits_total{result="failed"} 0.0' in text
-        made = watcher.made
+        made = audit_log.made
         client.predict([1, 2, 3])
-    assert watcher.made <= made + 1  # what the full model answered is not audited
-    again = watcher_of(engine, tmp_path)
-    with start(create_app(engine, limits, guard=guard_of(again), audit_rate=1.0)) as address:
+    assert audit_log.made <= made + 1  # what the full model answered is not audited
+    again = audit_log_of(engine, tmp_path)
+    with start(create_app(engine, limits, manager=manager_of(again), audit_rate=1.0)) as address:
         assert Client(address).predict([1, 2, 3])[1]["exit"] == 2
         with pytest.raises(ValueError, match="locked"):
             resume(policy, tmp_path)
-    assert watcher_of(Adder(policy_of(epsilon=0.04)), tmp_path).fallback is None
+    assert audit_log_of(Adder(policy_of(epsilon=0.04)), tmp_path).fallback is None
     aside = resume(policy, tmp_path)
     assert (aside / "fallback.json").exists()
-    fresh = watcher_of(engine, tmp_path)
+    fresh = audit_log_of(engine, tmp_path)
     assert (fresh.fallback, fresh.monitor.n) == (None, 0)
 
 
 def test_a_damaged_fallback_still_falls_back(tmp_path, policy):
-    watcher = watcher_of(Adder(policy), tmp_path)
-    (watcher.folder / "fallback.json").write_text("{")
-    watcher.close()
-    assert "cannot be read" in watcher_of(Adder(policy), tmp_path).fallback["reason"]
+    audit_log = audit_log_of(Adder(policy), tmp_path)
+    (audit_log.folder / "fallback.json").write_text("{")
+    audit_log.close()
+    assert "cannot be read" in audit_log_of(Adder(policy), tmp_path).fallback["reason"]
 
 
 def test_failed_audits_count_as_the_largest_loss(tmp_path, policy):
     engine = Adder(policy)
-    watcher = watcher_of(engine, tmp_path)
-    watcher.audit(audited(), engine)
+    audit_log = audit_log_of(engine, tmp_path)
+    audit_log.audit(audited(), engine)
     # Neither model answers the second request; the third, only the policy does not answer.
-    watcher.audit(Audited("invalid", -np.ones(3), None, None), engine)
-    watcher.audit(Audited("lost", np.zeros(3), None, None), engine)
+    audit_log.audit(Audited("invalid", -np.ones(3), None, None), engine)
+    audit_log.audit(Audited("lost", np.zeros(3), None, None), engine)
     engine.audit_fails = True
-    watcher.audit(audited(), engine)
-    watcher.close()
-    assert [line["loss"] for line in lines(watcher.folder)] == [0.0, 0.0, 1.0, 1.0]
-    assert (watcher.made, watcher.failed, watcher.monitor.n) == (3, 1, 4)
-    assert len({line["id"] for line in lines(watcher.folder)}) == 4  # whatever clients call them
+    audit_log.audit(audited(), engine)
+    audit_log.close()
+    assert [line["loss"] for line in lines(audit_log.folder)] == [0.0, 0.0, 1.0, 1.0]
+    assert (audit_log.made, audit_log.failed, audit_log.monitor.n) == (3, 1, 4)
+    assert len({line["id"] for line in lines(audit_log.folder)}) == 4  # whatever clients call them
 
 
 def test_a_failed_audit_of_a_gap_is_never_a_gain(tmp_path):
     engine = Adder(policy_of("gap"))
-    watcher = Watcher(engine.policy, watched_monitor(engine.policy, 0.01, labels=True), tmp_path)
+    audit_log = AuditLog(engine.policy, audit_monitor(engine.policy, 0.01, labels=True), tmp_path)
     engine.audit_fails = True
-    watcher.audit(audited(), engine)
-    watcher.audit(Audited("invalid", -np.ones(3), None, None), engine)
-    watcher.close()
-    assert [line["loss"] for line in lines(watcher.folder)] == [1.0, 0.0]
+    audit_log.audit(audited(), engine)
+    audit_log.audit(Audited("invalid", -np.ones(3), None, None), engine)
+    audit_log.close()
+    assert [line["loss"] for line in lines(audit_log.folder)] == [1.0, 0.0]
 
 
 def test_audits_that_all_fail_raise_an_alarm_that_says_so(tmp_path, policy):
     engine = Adder(policy)
     engine.audit_fails = True
-    watcher = watcher_of(engine, tmp_path)
+    audit_log = audit_log_of(engine, tmp_path)
     for _ in range(50):
-        watcher.audit(audited(), engine)
-    watcher.close()
-    assert "50 audits failed in this server" in watcher.fallback["reason"]
+        audit_log.audit(audited(), engine)
+    audit_log.close()
+    assert "50 audits failed in this server" in audit_log.fallback["reason"]
 
 
 def test_an_alarm_holds_although_nothing_is_audited(tmp_path, policy):
     engine = Adder(policy)
     engine.wrong = 1.0
-    watcher = watcher_of(engine, tmp_path)
+    audit_log = audit_log_of(engine, tmp_path)
     for _ in range(200):
-        watcher.audit(audited(), engine)
-    watcher.close()
-    (watcher.folder / "monitor.json").unlink()
-    guard = Guard(policy, watch=lambda each, _: Watcher(each, None, tmp_path))
-    assert (guard.state, guard.watcher.monitor) == ("full model", None)
-    with start(create_app(engine, guard=guard)) as address:
+        audit_log.audit(audited(), engine)
+    audit_log.close()
+    (audit_log.folder / "monitor.json").unlink()
+    manager = PolicyManager(policy, watch=lambda each, _: AuditLog(each, None, tmp_path))
+    assert (manager.state, manager.audit_log.monitor) == ("full model", None)
+    with start(create_app(engine, manager=manager)) as address:
         client = Client(address)
         assert client.predict([1, 2, 3])[1]["full_model"]
         assert client.get("/status")[1]["monitor"] is None
         assert client.get("/metrics")[0] == 200
         assert client.get("/labels")[0] == 409
-    with pytest.raises(ValueError, match="needs a guard that watches"):
-        create_app(engine, guard=guard, audit_rate=0.5)
-    assert guard.resume()
-    assert (guard.state, guard.alarm) == ("ok", None)
-    guard.close()
+    with pytest.raises(ValueError, match="needs a manager that watches"):
+        create_app(engine, manager=manager, audit_rate=0.5)
+    assert manager.resume()
+    assert (manager.state, manager.alarm) == ("ok", None)
+    manager.close()
 
 
 @pytest.mark.parametrize(
@@ -166,18 +168,18 @@ def test_an_alarm_holds_although_nothing_is_audited(tmp_path, policy):
 def test_a_damaged_line_does_not_hide_what_needs_a_label(tmp_path, line):
     engine = Adder(policy_of("gap"))
     engine.wrong = 1.0
-    watcher = Watcher(engine.policy, watched_monitor(engine.policy, 0.01, labels=True), tmp_path)
-    (watcher.folder / "audits-0.jsonl").write_bytes(line + b"\n")
-    watcher.audit(audited(request="r"), engine)
-    assert watcher.unlabelled() == ["r"]
-    assert watcher.label({"r": 1}) == {"r": "added"}
-    watcher.close()
-    assert watcher.fault is not None  # and it is seen
+    audit_log = AuditLog(engine.policy, audit_monitor(engine.policy, 0.01, labels=True), tmp_path)
+    (audit_log.folder / "audits-0.jsonl").write_bytes(line + b"\n")
+    audit_log.audit(audited(request="r"), engine)
+    assert audit_log.unlabelled() == ["r"]
+    assert audit_log.label({"r": 1}) == {"r": "added"}
+    audit_log.close()
+    assert audit_log.fault is not None  # and it is seen
 
 
 def test_processes_share_one_monitor(tmp_path, policy):
     engine = Adder(policy)
-    one, two = watcher_of(engine, tmp_path), watcher_of(engine, tmp_path)
+    one, two = audit_log_of(engine, tmp_path), audit_log_of(engine, tmp_path)
     for _ in range(5):
         one.audit(audited(), engine)
         two.audit(audited(), engine)
@@ -185,14 +187,14 @@ def test_processes_share_one_monitor(tmp_path, policy):
     assert two.monitor.n == 0
     one.close()
     assert one.monitor.n == 10
-    three = watcher_of(engine, tmp_path)
+    three = audit_log_of(engine, tmp_path)
     assert three.monitor.n == 10
     three.close()
 
 
 def test_an_alarm_of_another_process_is_obeyed(tmp_path, policy):
     engine = Adder(policy)
-    one, two = watcher_of(engine, tmp_path), watcher_of(engine, tmp_path)
+    one, two = audit_log_of(engine, tmp_path), audit_log_of(engine, tmp_path)
     engine.wrong = 1.0
     for _ in range(200):
         two.audit(audited(), engine)
@@ -205,19 +207,19 @@ def test_an_alarm_of_another_process_is_obeyed(tmp_path, policy):
 
 @pytest.mark.parametrize("kills", [6, pytest.param(100, marks=pytest.mark.slow)])
 def test_kills_lose_no_acknowledged_audit_and_double_none(tmp_path, policy, monkeypatch, kills):
-    monkeypatch.setattr("swiftsure.serve.watching.SETTLE", 0.0)
-    monkeypatch.setattr("swiftsure.serve.watching.PAUSE", 0.005)
+    monkeypatch.setattr("swiftsure.serve.audit_log.SETTLE", 0.0)
+    monkeypatch.setattr("swiftsure.serve.audit_log.PAUSE", 0.005)
     context = multiprocessing.get_context("fork")
     # Without a lock, which a process that is killed would never give back.
     acknowledged = context.Value("i", 0, lock=False)
 
     def work():
         engine = Adder(policy)
-        watcher = watcher_of(engine, tmp_path)
+        audit_log = audit_log_of(engine, tmp_path)
         for _ in range(1000):
-            watcher.audit(audited(), engine)
+            audit_log.audit(audited(), engine)
             acknowledged.value += 1
-            watcher.tick()
+            audit_log.tick()
 
     rng = np.random.default_rng(0)
     for _ in range(kills):
@@ -226,13 +228,13 @@ def test_kills_lose_no_acknowledged_audit_and_double_none(tmp_path, policy, monk
         time.sleep(float(rng.uniform(0.02, 0.15)))
         os.kill(process.pid, signal.SIGKILL)
         process.join()
-    watcher = watcher_of(Adder(policy), tmp_path)
-    watcher.close()
-    written = len(lines(watcher.folder))
-    assert watcher.fault is None
+    audit_log = audit_log_of(Adder(policy), tmp_path)
+    audit_log.close()
+    written = len(lines(audit_log.folder))
+    assert audit_log.fault is None
     assert acknowledged.value <= written <= acknowledged.value + kills
-    assert watcher.monitor.n == written > 0
-    assert Watch.load(watcher.folder / "monitor.json").monitor.n == written
+    assert audit_log.monitor.n == written > 0
+    assert Watch.load(audit_log.folder / "monitor.json").monitor.n == written
 
 
 def test_audits_are_dropped_by_load_alone_and_counted(policy):
@@ -297,28 +299,28 @@ def test_withdrawn_requests_give_their_place_back(policy):
 
 
 def test_false_alarms_are_rare_through_logs_and_monitor(tmp_path, policy):
-    """Losses at exactly ε, read from a log by the watcher, at α = 0.2."""
+    """Losses at exactly ε, read from a log by the audit log, at α = 0.2."""
     rng, alarms, runs = np.random.default_rng(0), 0, 40
     for run in range(runs):
         engine = Adder(policy)
-        watcher = watcher_of(engine, tmp_path / str(run), alpha=0.2)
-        path = watcher.folder / "audits-0.jsonl"
-        losses = rng.random(400) < watcher.monitor.epsilon
+        audit_log = audit_log_of(engine, tmp_path / str(run), alpha=0.2)
+        path = audit_log.folder / "audits-0.jsonl"
+        losses = rng.random(400) < audit_log.monitor.epsilon
         path.write_text("".join(f'{{"loss": {int(loss)}}}\n' for loss in losses))
-        watcher.close()
-        assert watcher.monitor.n == watcher.monitor.alarm_at or watcher.monitor.n == 400
-        alarms += watcher.fallback is not None
+        audit_log.close()
+        assert audit_log.monitor.n == audit_log.monitor.alarm_at or audit_log.monitor.n == 400
+        alarms += audit_log.fallback is not None
     assert binomtest(alarms, runs, 0.2, alternative="greater").pvalue > 1e-6
 
 
 def test_what_is_watched():
     gap = policy_of("gap")
     with pytest.raises(ValueError, match="`epsilon`, the largest inconsistency"):
-        watched_monitor(gap, 0.01)
-    monitor = watched_monitor(gap, 0.01, 0.2)
+        audit_monitor(gap, 0.01)
+    monitor = audit_monitor(gap, 0.01, 0.2)
     assert (monitor.epsilon, monitor.risk, monitor.loss_range.low) == (0.2, "consistency", 0.0)
     with pytest.raises(ValueError, match="`epsilon` must not be given"):
-        watched_monitor(policy_of(), 0.01, 0.2)
+        audit_monitor(policy_of(), 0.01, 0.2)
 
 
 @pytest.mark.parametrize(("risk", "labels"), [("consistency", False), ("gap", True)])
@@ -329,84 +331,84 @@ def test_promises_that_audits_cannot_watch_are_refused(tmp_path, risk, labels, k
     """Audits see requests that run in full too, and one mean says nothing of a worst share."""
     policy = policy_of(risk, 0.3, **kind)
     with pytest.raises(ValueError, match=words):
-        watched_monitor(policy, 0.01, labels=labels)
+        audit_monitor(policy, 0.01, labels=labels)
 
     def watch(each, _):
-        return Watcher(each, watched_monitor(each, 0.01, labels=labels), tmp_path)
+        return AuditLog(each, audit_monitor(each, 0.01, labels=labels), tmp_path)
 
     watchable = policy_of(risk)
-    guard = Guard(watchable, watch=watch)
+    manager = PolicyManager(watchable, watch=watch)
     with pytest.raises(ValueError, match=words):
-        guard.install(policy)
-    assert guard.policy == watchable
-    guard.close()
+        manager.install(policy)
+    assert manager.policy == watchable
+    manager.close()
 
 
 def test_a_failed_audit_of_a_tail_is_above_its_limit(tmp_path):
     engine = Adder(policy_of(loss="brier", epsilon=0.1, above=1.2))
     engine.audit_fails = True
-    watcher = watcher_of(engine, tmp_path)
-    watcher.audit(audited(), engine)
-    watcher.close()
-    assert (watcher.monitor.n, watcher.monitor.mean) == (1, 1.0)
+    audit_log = audit_log_of(engine, tmp_path)
+    audit_log.audit(audited(), engine)
+    audit_log.close()
+    assert (audit_log.monitor.n, audit_log.monitor.mean) == (1, 1.0)
 
 
 def test_an_audit_that_the_disk_cuts_short_does_not_count_and_spoils_no_other(tmp_path, policy):
     engine = Adder(policy)
-    watcher = watcher_of(engine, tmp_path)
-    watcher.audit(audited(), engine)
-    (log,) = watcher.folder.glob("audits-*.jsonl")
+    audit_log = audit_log_of(engine, tmp_path)
+    audit_log.audit(audited(), engine)
+    (log,) = audit_log.folder.glob("audits-*.jsonl")
     with full_disk(log.stat().st_size + 10):
-        watcher.audit(audited(), engine)  # ten bytes of it fit
-    assert (watcher.made, watcher.failed) == (1, 1)
-    assert "no room" in watcher.fault
-    watcher._look(time.time())  # which works: the audit is lost all the same
-    assert "no room" in watcher.fault
-    watcher.audit(audited(), engine)
-    assert (watcher.made, watcher.failed, watcher.fault) == (2, 1, None)
+        audit_log.audit(audited(), engine)  # ten bytes of it fit
+    assert (audit_log.made, audit_log.failed) == (1, 1)
+    assert "no room" in audit_log.fault
+    audit_log._look(time.time())  # which works: the audit is lost all the same
+    assert "no room" in audit_log.fault
+    audit_log.audit(audited(), engine)
+    assert (audit_log.made, audit_log.failed, audit_log.fault) == (2, 1, None)
     assert all(line.startswith(b'{"id"') for line in log.read_bytes().splitlines())
-    watcher.close()
-    assert (watcher.monitor.n, watcher.fault) == (2, None)
+    audit_log.close()
+    assert (audit_log.monitor.n, audit_log.fault) == (2, None)
 
 
 def test_another_risk_in_the_same_folder_is_a_fault(tmp_path, policy):
     engine = Adder(policy)
-    watcher = watcher_of(engine, tmp_path)
-    watcher.audit(audited(), engine)
-    watcher.close()
-    other = Watcher(policy, Monitor(0.3, risk="consistency", loss="zero_one"), tmp_path)
+    audit_log = audit_log_of(engine, tmp_path)
+    audit_log.audit(audited(), engine)
+    audit_log.close()
+    other = AuditLog(policy, Monitor(0.3, risk="consistency", loss="zero_one"), tmp_path)
     assert "watches another risk" in other.fault
 
 
 def test_an_alarm_takes_effect_although_it_cannot_be_stored(tmp_path, policy):
     engine = Adder(policy)
-    guard = Guard(policy, watch=lambda *_: watcher_of(engine, tmp_path))
-    watcher, engine.wrong = guard.watcher, 1.0
+    manager = PolicyManager(policy, watch=lambda *_: audit_log_of(engine, tmp_path))
+    audit_log, engine.wrong = manager.audit_log, 1.0
     for _ in range(200):
-        watcher.audit(audited(), engine)
+        audit_log.audit(audited(), engine)
     with full_disk():
-        watcher._look(time.time())
-        guard.tick()
-        assert (guard.state, guard.mode.full) == ("full model", True)
-        assert "Alarm at loss" in guard.alarm
-        assert "could not be written" in guard.fault
-    watcher._look(time.time())
-    assert guard.fault is None
-    assert (watcher.folder / "fallback.json").exists()
-    saved = Watch.load(watcher.folder / "monitor.json").monitor
-    assert (saved.n, saved.alarm) == (watcher.monitor.n, True)
-    guard.close()
+        audit_log._look(time.time())
+        manager.tick()
+        assert (manager.state, manager.mode.full) == ("full model", True)
+        assert "Alarm at loss" in manager.alarm
+        assert "could not be written" in manager.fault
+    audit_log._look(time.time())
+    assert manager.fault is None
+    assert (audit_log.folder / "fallback.json").exists()
+    saved = Watch.load(audit_log.folder / "monitor.json").monitor
+    assert (saved.n, saved.alarm) == (audit_log.monitor.n, True)
+    manager.close()
 
 
 def test_a_state_that_was_not_saved_is_saved_without_new_lines(tmp_path, policy):
     engine = Adder(policy)
-    watcher = watcher_of(engine, tmp_path)
-    watcher.audit(audited(), engine)
+    audit_log = audit_log_of(engine, tmp_path)
+    audit_log.audit(audited(), engine)
     with full_disk():
-        watcher._look(time.time())
-    assert not (watcher.folder / "monitor.json").exists()
-    watcher.close()
-    assert Watch.load(watcher.folder / "monitor.json").monitor.n == 1
+        audit_log._look(time.time())
+    assert not (audit_log.folder / "monitor.json").exists()
+    audit_log.close()
+    assert Watch.load(audit_log.folder / "monitor.json").monitor.n == 1
 
 
 @pytest.mark.parametrize("wrong", [86_400.0, -86_400.0])
@@ -414,46 +416,46 @@ def test_a_clock_that_steps_delays_no_alarm(tmp_path, policy, monkeypatch, wrong
     """A day ahead or back for some audits, also if the monitor read them by that clock."""
     engine, real = Adder(policy), time.time
     for read in (False, True):
-        watcher = watcher_of(engine, tmp_path / str(read))
+        audit_log = audit_log_of(engine, tmp_path / str(read))
         for k in range(11):
             with monkeypatch.context() as patch:
                 if k >= 10:
                     patch.setattr(time, "time", lambda: real() + wrong)
-                watcher.audit(audited(), engine)
+                audit_log.audit(audited(), engine)
                 if read:
-                    watcher._look(time.time())
+                    audit_log._look(time.time())
         engine.wrong = 1.0
         for _ in range(200):
-            watcher.audit(audited(), engine)
+            audit_log.audit(audited(), engine)
         with monkeypatch.context() as patch:
             patch.setattr(time, "time", lambda: real() + 3.0)
-            watcher._look(time.time() - 2.0)
-        assert watcher.monitor.alarm
-        watcher.close()
-        again = watcher_of(engine, tmp_path / str(read))
+            audit_log._look(time.time() - 2.0)
+        assert audit_log.monitor.alarm
+        audit_log.close()
+        again = audit_log_of(engine, tmp_path / str(read))
         assert again.monitor.alarm
         again.close()
         engine.wrong = 0.0
 
 
 def test_lines_that_nobody_reads_are_a_fault_of_every_server(tmp_path, policy, monkeypatch):
-    monkeypatch.setattr("swiftsure.serve.watching.LATE", 0.1)
+    monkeypatch.setattr("swiftsure.serve.audit_log.LATE", 0.1)
     engine = Adder(policy)
-    one, two, idle = (watcher_of(engine, tmp_path) for _ in range(3))  # the first holds the lock
+    one, two, idle = (audit_log_of(engine, tmp_path) for _ in range(3))  # the first holds the lock
     two.audit(audited(), engine)
     with next(two.folder.glob("audits-*.jsonl")).with_name("audits-cut.jsonl").open("w") as file:
         file.write('{"id": "cut short by a ki')
-    for watcher in (two, idle):
-        watcher._look(time.time())
-        assert watcher.fault is None  # not yet
+    for audit_log in (two, idle):
+        audit_log._look(time.time())
+        assert audit_log.fault is None  # not yet
     time.sleep(0.15)
-    for watcher in (two, idle):
-        watcher._look(time.time())
-        assert "lines of the logs have waited" in watcher.fault
+    for audit_log in (two, idle):
+        audit_log._look(time.time())
+        assert "lines of the logs have waited" in audit_log.fault
     one._look(time.time())  # it goes on
-    for watcher in (one, two, idle):
-        watcher._look(time.time())
-        assert watcher.fault is None
+    for audit_log in (one, two, idle):
+        audit_log._look(time.time())
+        assert audit_log.fault is None
         time.sleep(0.06)
     assert two.monitor.n == 1
     one.close()
@@ -462,25 +464,25 @@ def test_lines_that_nobody_reads_are_a_fault_of_every_server(tmp_path, policy, m
 
 def test_audits_that_fail_in_a_row_are_a_fault(tmp_path, policy):
     engine = Adder(policy)
-    watcher, engine.audit_fails = watcher_of(engine, tmp_path), True
+    audit_log, engine.audit_fails = audit_log_of(engine, tmp_path), True
     for k in range(3):
-        assert watcher.fault is None
-        watcher.audit(audited(), engine)
-        assert watcher.failed == k + 1
-    assert "the last 3 audits failed" in watcher.fault
+        assert audit_log.fault is None
+        audit_log.audit(audited(), engine)
+        assert audit_log.failed == k + 1
+    assert "the last 3 audits failed" in audit_log.fault
     engine.audit_fails = False
-    watcher.audit(audited(), engine)
-    assert watcher.fault is None
-    watcher.close()
+    audit_log.audit(audited(), engine)
+    assert audit_log.fault is None
+    audit_log.close()
 
 
 def test_a_model_that_hangs_is_a_fault(tmp_path, policy, monkeypatch, caplog):
-    monkeypatch.setattr("swiftsure.serve.watching.LATE", 0.5)
-    monkeypatch.setattr("swiftsure.serve.watching.PAUSE", 0.05)
+    monkeypatch.setattr("swiftsure.serve.audit_log.LATE", 0.5)
+    monkeypatch.setattr("swiftsure.serve.audit_log.PAUSE", 0.05)
     engine = Adder(policy)
     engine.lanes = 2
-    guard = guard_of(watcher_of(engine, tmp_path))
-    app = create_app(engine, Limits(max_batch=1, timeout=0.2), guard=guard, audit_rate=1.0)
+    manager = manager_of(audit_log_of(engine, tmp_path))
+    app = create_app(engine, Limits(max_batch=1, timeout=0.2), manager=manager, audit_rate=1.0)
     with start(app) as address:
         client = Client(address)
         engine.gate.clear()
@@ -497,14 +499,16 @@ def test_a_model_that_hangs_is_a_fault(tmp_path, policy, monkeypatch, caplog):
 
 
 def test_only_the_server_that_holds_the_monitor_resumes(tmp_path, policy, monkeypatch):
-    monkeypatch.setattr("swiftsure.serve.watching.SETTLE", 0.0)
-    monkeypatch.setattr("swiftsure.serve.watching.PAUSE", 0.02)
+    monkeypatch.setattr("swiftsure.serve.audit_log.SETTLE", 0.0)
+    monkeypatch.setattr("swiftsure.serve.audit_log.PAUSE", 0.02)
     engine = Adder(policy)
     holder, other = (
-        Guard(policy, watch=lambda each, _: Watcher(each, watched_monitor(each, 0.01), tmp_path))
+        PolicyManager(
+            policy, watch=lambda each, _: AuditLog(each, audit_monitor(each, 0.01), tmp_path)
+        )
         for _ in range(2)
     )
-    app = create_app(engine, Limits(), guard=other, audit_rate=1.0, token="t")
+    app = create_app(engine, Limits(), manager=other, audit_rate=1.0, token="t")
     with start(app) as address:
         client, engine.wrong = Client(address, "t"), 1.0
         while not client.predict([1, 2, 3])[1]["full_model"]:
@@ -515,31 +519,31 @@ def test_only_the_server_that_holds_the_monitor_resumes(tmp_path, policy, monkey
         engine.wrong = 0.0
         assert holder.resume()
         wait_until(lambda: client.get("/health")[1]["status"] == "ok")
-        made = other.watcher.made
+        made = other.audit_log.made
         client.predict([1, 2, 3])
-        wait_until(lambda: other.watcher.made == made + 1)
-        wait_until(lambda: holder.tick() or holder.watcher.monitor.n == 1)
+        wait_until(lambda: other.audit_log.made == made + 1)
+        wait_until(lambda: holder.tick() or holder.audit_log.monitor.n == 1)
         assert (other.fault, holder.fault) == (None, None)
     holder.close()
 
 
 def test_an_audit_that_is_not_json_is_lost_and_seen(tmp_path, policy, monkeypatch):
     engine = Adder(policy)
-    watcher = watcher_of(engine, tmp_path)
-    monkeypatch.setattr(watcher, "_found", lambda _: {"loss": np.ones(3)})
-    watcher.audit(audited(), engine)
-    assert (watcher.made, watcher.failed) == (0, 1)
-    assert "an audit was lost" in watcher.fault
-    watcher.close()
+    audit_log = audit_log_of(engine, tmp_path)
+    monkeypatch.setattr(audit_log, "_found", lambda _: {"loss": np.ones(3)})
+    audit_log.audit(audited(), engine)
+    assert (audit_log.made, audit_log.failed) == (0, 1)
+    assert "an audit was lost" in audit_log.fault
+    audit_log.close()
 
 
 def test_a_log_that_was_deleted_is_a_fault(tmp_path, policy):
     engine = Adder(policy)
-    watcher = watcher_of(engine, tmp_path)
-    watcher.audit(audited(), engine)
-    watcher._look(time.time())
-    next(watcher.folder.glob("audits-*.jsonl")).unlink()
-    watcher.audit(audited(), engine)
-    watcher._look(time.time())
-    assert "is not the log that was read before" in watcher.fault
-    watcher.close()
+    audit_log = audit_log_of(engine, tmp_path)
+    audit_log.audit(audited(), engine)
+    audit_log._look(time.time())
+    next(audit_log.folder.glob("audits-*.jsonl")).unlink()
+    audit_log.audit(audited(), engine)
+    audit_log._look(time.time())
+    assert "is not the log that was read before" in audit_log.fault
+    audit_log.close()
