@@ -26,6 +26,7 @@ ABOVE_THE_STATISTICS = (
     "demo",
     "diffusion",
     "onnx",
+    "reasoning",
     "report",
     "serve",
     "text",

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from swiftsure.exits import ExitRule
     from swiftsure.losses import Loss, LossRange
     from swiftsure.monitor import Monitor
+    from swiftsure.reasoning import TraceRecord, VoteRecord
     from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord, load_record
     from swiftsure.run import RunOptions
     from swiftsure.scores import LearnedScore
@@ -70,6 +71,8 @@ __all__ = [
     "SlicedPolicy",
     "Study",
     "ThresholdRecord",
+    "TraceRecord",
+    "VoteRecord",
     "__version__",
     "bounds",
     "calibrate",
@@ -118,6 +121,8 @@ _HOMES = {
     "SlicedPolicy": "certify.slices",
     "Study": "study.results",
     "ThresholdRecord": "records",
+    "TraceRecord": "reasoning",
+    "VoteRecord": "reasoning",
     "calibrate": "certify.calibration",
     "calibrate_best": "certify.best_of",
     "dial_grid": "curves.dials",

@@ -115,6 +115,9 @@ def score_words(score: str | None) -> str:
 def _action(policy: "Policy") -> str:
     if policy.n_exits is None:
         return f"It runs at {setting_words(policy.settings)}"
+    system = policy.settings.get("system")
+    if system in STOPPING:
+        return _stopping(policy, *STOPPING[system])
     sign = "above" if policy.strict else "at least"
     score = score_words(policy.score)
     later = f", from exit {policy.min_exit + 1} on," if policy.min_exit else ""
@@ -125,6 +128,29 @@ def _action(policy: "Policy") -> str:
         limit = f"its own of {limit}"
     return (
         f"It exits at the first of {policy.n_exits} exits{later} with a {score} of {sign} {limit}"
+    )
+
+
+STOPPING = {
+    "thinking": ("stops thinking", "checkpoint", "thinks to the end"),
+    "voting": ("stops sampling", "sample", "draws all samples"),
+}
+"""What a system does at its exits, what they are, and what it does otherwise."""
+
+
+def _stopping(policy: "Policy", stops: str, place: str, otherwise: str) -> str:
+    """Return when a system stops that thinks, or draws samples."""
+    first, places = policy.min_exit + 1, (policy.n_exits or 1) - 1
+    if policy.threshold == 0 and not policy.strict:
+        return f"It always {stops} at {place} {first} of {places}{_better(policy)}"
+    sign = "above" if policy.strict else "at least"
+    limit = number(policy.threshold)
+    if isinstance(policy.threshold, tuple):
+        limit = f"its own of {limit}"
+    return (
+        f"It {stops} at the first of {places} {place}s{f', from {place} {first} on,' * (first > 1)}"
+        f" where its {score_words(policy.score)} is {sign} {limit}, and {otherwise} if there is"
+        " none"
     )
 
 
