@@ -129,7 +129,7 @@ COMMANDS = {
         "export made made/policy.json",
     ],
     "demo": [
-        "demo --small --epsilon 0.02 --n 1000",
+        "demo --epsilon 0.02 --n 1000",
     ],
     "translate": [
         'translate "Ein Hund springt über einen Zaun."',

@@ -274,11 +274,11 @@ def _serve_proxy(path: Path, listening: socket.socket, resume: bool, json: bool)
 
 def _drill(address: str, say: Callable[[str], None]) -> None:
     """Send the demo's images, which wait until the server answers, and say when it fell back."""
+    from swiftsure import demo
     from swiftsure import serve as serving
-    from swiftsure.demo import zoo
     from swiftsure.demo.network import prepared
 
-    images = prepared(zoo.shown().sample_images().images).numpy()
+    images = prepared(demo.sample_images().images).numpy()
     say("The drill begins: 300 images as they are, then noisy ones.")
     found = serving.drill(address, images, token=os.environ.get(TOKEN))
     if found.fallback_after is None:
