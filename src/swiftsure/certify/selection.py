@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from swiftsure._lib import checks
 from swiftsure.certify import bounds
-from swiftsure.certify.building import curves_fingerprint, make_policy
+from swiftsure.certify.building import Findings, curves_fingerprint, make_policy
 from swiftsure.certify.calibration import Ask, Calibration
 from swiftsure.certify.control import ControlResult, certified_together
 from swiftsure.certify.labels import label_along, shortest
@@ -109,18 +109,16 @@ def run(
         delta=request.delta if results[0].delta is not None else None,
         n=whole[0].n,
     )
-    return make_policy(
-        asked,
-        record,
+    found = Findings(
         whole,
         _by_promise(request, tested, results, draws, order),
         chosen,
         data=data.result(),
-        pool=population,
+        population=population,
         slices=_slice_sizes(tested),
         small_slices=small,
-        metadata=metadata,
     )
+    return make_policy(asked, record, found, metadata)
 
 
 def prepared(request: Calibration, record: Any) -> tuple[Any, Calibration]:
@@ -391,6 +389,5 @@ def _by_promise(
     return found
 
 
-def _slice_sizes(tested: list[Cell]) -> dict[str, int] | None:
-    sizes = {each.slice_name: each.curve.n for each in tested if each.slice_name is not None}
-    return sizes or None
+def _slice_sizes(tested: list[Cell]) -> dict[str, int]:
+    return {each.slice_name: each.curve.n for each in tested if each.slice_name is not None}

@@ -14,8 +14,6 @@ from swiftsure.curves.conditions import LABELS_MISSING, Condition
 from swiftsure.curves.curve import RiskCurve
 from swiftsure.curves.paths import Path, PathLike
 from swiftsure.curves.risks import RISKS
-from swiftsure.curves.sample_order import SampleOrder
-from swiftsure.curves.sampling import Sampling
 from swiftsure.curves.statistic import Statistic
 from swiftsure.exits import ExitRule
 from swiftsure.losses import Loss
@@ -23,9 +21,9 @@ from swiftsure.records import checks as record_checks
 from swiftsure.records import files as record_files
 from swiftsure.records import frames as record_frames
 from swiftsure.records import labels as record_labels
+from swiftsure.records import plain_arrays
 from swiftsure.records.base import Record
 from swiftsure.records.checks import (
-    Ranges,
     choose,
     chosen_loss,
     declared_ranges,
@@ -120,20 +118,10 @@ class ExitRecord(Record):
     losses: Mapping[str, Array] = field(default_factory=dict)
     inconsistencies: Mapping[str, Array] = field(default_factory=dict)
     costs: Mapping[str, Array] = field(default_factory=dict)
-    loss_ranges: Ranges = field(default_factory=dict)
-    inconsistency_ranges: Ranges = field(default_factory=dict)
-    ids: Array = None  # type: ignore[assignment]
-    groups: Array | None = None
-    slices: Array | None = None
-    fingerprint: str | None = None
-    temperatures: tuple[float, ...] | None = None
-    dtype: str | None = None
-    order: SampleOrder = None  # type: ignore[assignment]
-    full_costs: Mapping[str, float | Array] = field(default_factory=dict)
-    predictions: Array | None = None
-    sampling: Sampling = field(default_factory=Sampling)
-    has_ids: bool | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    temperatures: tuple[float, ...] | None = field(default=None, kw_only=True)
+    dtype: str | None = field(default=None, kw_only=True)
+    full_costs: Mapping[str, float | Array] = field(default_factory=dict, kw_only=True)
+    predictions: Array | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         """Check every array and store its checked form."""
@@ -180,17 +168,12 @@ class ExitRecord(Record):
             costs=costs,
             loss_ranges=ranges,
             inconsistency_ranges=soft,
-            ids=record_checks.id_array(self.ids, n),
-            has_ids=self.ids is not None if self.has_ids is None else bool(self.has_ids),
-            groups=record_checks.group_array(self.groups, n),
-            slices=record_checks.group_array(self.slices, n, "slices"),
+            **self._checked_draw(n),
             temperatures=record_checks.temperature_tuple(self.temperatures, n_early + 1),
             dtype=record_checks.check_dtype(self.dtype),
-            order=SampleOrder.of(self.order, "order"),
             full_costs=full_costs,
             predictions=record_labels.prediction_array(self.predictions, n, n_early + 1),
         )
-        self.sampling.check(self.groups, n)
 
     @classmethod
     def from_logits(
@@ -204,8 +187,6 @@ class ExitRecord(Record):
         temperatures: ArrayLike = 1.0,
         costs: Mapping[str, ArrayLike] | None = None,
         ids: ArrayLike | None = None,
-        groups: ArrayLike | None = None,
-        slices: ArrayLike | None = None,
         full_costs: Mapping[str, ArrayLike] | None = None,
         seed: int = 0,
     ) -> "ExitRecord":
@@ -229,8 +210,8 @@ class ExitRecord(Record):
             or with q's most probable class (the paper's code; another risk).
         temperatures : scalar or (n_exits,)
             Logits are divided by these; they must not be fitted on the calibration data.
-        costs, ids, groups, slices, full_costs
-            As in `ExitRecord`.
+        costs, ids, full_costs
+            As in `ExitRecord`; `grouped` and `sliced` add what depends.
         seed : int
             For `label="sample"`.
 
@@ -242,7 +223,7 @@ class ExitRecord(Record):
         """
         fields = reduced_logits(logits, labels, score, losses, label, temperatures, seed)
         given: Any = {"costs": costs or {}, "full_costs": full_costs or {}}
-        return cls(**fields, **given, ids=ids, groups=groups, slices=slices)  # type: ignore[arg-type]
+        return cls(**fields, **given, ids=ids)  # type: ignore[arg-type]
 
     @classmethod
     def from_probabilities(
@@ -255,8 +236,6 @@ class ExitRecord(Record):
         losses: str | Loss | Iterable[str | Loss] = ("zero_one", "brier"),
         costs: Mapping[str, ArrayLike] | None = None,
         ids: ArrayLike | None = None,
-        groups: ArrayLike | None = None,
-        slices: ArrayLike | None = None,
         full_costs: Mapping[str, ArrayLike] | None = None,
     ) -> "ExitRecord":
         """Make a record of a classifier from class probabilities, as `predict_proba` gives them.
@@ -269,7 +248,7 @@ class ExitRecord(Record):
             Class numbers, or names among `classes`; None or a negative number for a missing label.
         classes : sequence, optional
             Names of the classes, in the order of the probabilities; needed if labels are names.
-        score, losses, costs, ids, groups, slices, full_costs
+        score, losses, costs, ids, full_costs
             As in `from_logits`.
 
         Examples
@@ -281,7 +260,7 @@ class ExitRecord(Record):
         """
         fields = reduced_probabilities(probabilities, labels, score, losses, classes)
         given: Any = {"costs": costs or {}, "full_costs": full_costs or {}}
-        return cls(**fields, **given, ids=ids, groups=groups, slices=slices)  # type: ignore[arg-type]
+        return cls(**fields, **given, ids=ids)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
         """Return a one-line summary of the record."""
@@ -552,10 +531,11 @@ class ExitRecord(Record):
         with record_files.reading(path):
             if record_frames.is_csv(path):
                 return cls.from_frame(record_frames.read_csv(path))
-            raw = record_files.logits(path)
+            raw = plain_arrays.logits(path)
             if raw is not None:
                 make = cls.from_logits if "logits" in raw else cls.from_probabilities
                 kept = losses or ("zero_one", "brier")
-                return make(**raw, score=scores or "top1", losses=kept)
+                draw = {name: raw.pop(name, None) for name in ("groups", "slices")}
+                return replace(make(**raw, score=scores or "top1", losses=kept), **draw)
             only = {"confidences": scores, "losses": losses}
             return cls(**record_files.load(path, "exits", only))

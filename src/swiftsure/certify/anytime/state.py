@@ -128,13 +128,16 @@ class Growth:
     """
 
     def __init__(self, cells: list[Cell], delta: float, horizon: int) -> None:
-        self.horizon = horizon
         self.tested = [TestedRows(cell) for cell in cells]
         self.drawn = True
         first = cells[0].curve
         self.start = 1 if first.full_model_first else 0
         self._fresh = [(0.0, 0.0, 1.0, 0.25 * cell.curve.loss_range.high**2) for cell in cells]
         self._thresholds = [_kernels.inclusive_thresholds(cell.curve.data) for cell in cells]
+        self._tests = [
+            _bets.GrowingTest(cell.promise.epsilon, float(cell.curve.loss_range.high), horizon)
+            for cell in cells
+        ]
         self._walks: list[_Walk] = []
         together = [k for k, cell in enumerate(cells) if not cell.curve.statistic.selective]
         if together:
@@ -219,9 +222,7 @@ class Growth:
                 each.n,
                 walk.bets[0],
                 fresh[0],
-                each.cell.promise.epsilon,
-                each.cell.curve.loss_range.high,
-                self.horizon,
+                self._tests[k],
             )
             certified += range(walk.next, settled)
             walk.next, walk.seen[0] = settled, each.n
@@ -238,9 +239,7 @@ class Growth:
                         walk.seen[j],
                         each.n,
                         walk.bets[j],
-                        each.cell.promise.epsilon,
-                        each.cell.curve.loss_range.high,
-                        self.horizon,
+                        self._tests[k],
                     )
                 walk.seen[j] = each.n
             if any(bet[0] > 0.0 for bet in walk.bets):

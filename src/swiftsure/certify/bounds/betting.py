@@ -48,17 +48,17 @@ class BettingBound(Bound):
         if curve.units.in_tests is not None or curve.follows:
             return self._select_weighted(curve, rows, epsilons, delta, start)
         seen = curve.data, _kernels.inclusive_thresholds(curve.data), rows
-        test = delta, curve.loss_range.high, self.star
+        test = self._test(curve, 0.0, delta, pool)
         if pool:  # these bets may not be monotone in ε, so each ε walks from the start
             single = np.split(epsilons, len(epsilons))
             return np.concatenate(
-                [_bets.select_by_betting(*seen, epsilon, *test, pool, start) for epsilon in single]
+                [_bets.select_by_betting(*seen, epsilon, test, start) for epsilon in single]
             )
         selected: NDArray[np.int64]
         if curve.has_exits and len(rows) >= _bets.MIN_PARALLEL:
-            selected = _bets.select_side_by_side(*seen, epsilons, *test, start)
+            selected = _bets.select_side_by_side(*seen, epsilons, test, start)
         else:
-            selected = _bets.select_by_betting(*seen, epsilons, *test, 0, start)
+            selected = _bets.select_by_betting(*seen, epsilons, test, start)
         return selected
 
     def passes(
@@ -129,12 +129,16 @@ class BettingBound(Bound):
         """Return the smallest log(goal / wealth) of a bet; at most 0 if the goal was reached."""
         if curve.follows:
             curve, rows, setting = followed(curve, setting, rows), np.arange(len(rows)), 0
-        test = delta, goal, curve.loss_range.high, self.star
+        test = self._test(curve, epsilon, delta, pool)
         if curve.units.in_tests is not None:
             groups = curve.data.values, curve.units.in_tests, rows
-            return float(_bets.log_deficit_weighted(*groups, setting, epsilon, *test))
+            return float(_bets.log_deficit_weighted(*groups, setting, goal, test))
         seen = curve.data, _kernels.inclusive_thresholds(curve.data), rows
-        return float(_bets.log_deficit(*seen, setting, epsilon, *test, pool))
+        return float(_bets.log_deficit(*seen, setting, goal, test))
+
+    def _test(self, curve: RiskCurve, epsilon: float, delta: float, pool: int) -> _bets.Test:
+        high = float(curve.loss_range.high)
+        return _bets.Test(float(epsilon), float(delta), high, self.star, pool)
 
 
 for _name, _star in (("wsr", False), ("star", True)):
