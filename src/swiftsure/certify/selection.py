@@ -1,7 +1,7 @@
 """Selection: runs a request on a record, from its curves to the setting that keeps every promise.
 
-Promises about risks share one walk along the path, which stops where the first of them fails. The
-samples that exit early, and mean costs, need walks of their own; walks share δ equally.
+Promises about risks share one walk along the path, which stops where the first of them fails. Those
+about the samples that exit early share another, and mean costs a third; walks share δ equally.
 """
 
 from collections.abc import Mapping
@@ -167,8 +167,7 @@ def overall(request: Calibration, record: Any, tested: list[Cell]) -> list[RiskC
 
 def walk_delta(request: Calibration) -> float:
     """Return the share of δ of each walk: δ divided by the number of walks."""
-    walks = sum(each.among == "exits" for each in request.risks)
-    walks += any(each.among == "all" for each in request.risks) + bool(request.limits)
+    walks = len({each.among for each in request.risks}) + bool(request.limits)
     return request.delta / walks
 
 
