@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from swiftsure.demo import zoo
+from swiftsure import demo
 from swiftsure.demo.network import prepared
 from swiftsure.serve.loading import demo_engine
 
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--soak", type=float, default=0.0, help="seconds")
     given = parser.parse_args()
-    images = prepared(zoo.shown().sample_images().images).numpy()
+    images = prepared(demo.sample_images().images).numpy()
     if given.soak:
         soak(images, given.soak, given.workers)
     else:

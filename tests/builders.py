@@ -1,7 +1,7 @@
 """Data to try things on, and plain retellings of what the library computes with care."""
 
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -59,7 +59,8 @@ def random_logits(n=300, n_exits=4, n_classes=5, seed=0):
 def random_record(n=300, seed=0, **arguments):
     """A record of random logits, with 0-1 and Brier losses."""
     logits, labels = random_logits(n, seed=seed)
-    return ss.ExitRecord.from_logits(logits, labels, **arguments)
+    draw = {name: arguments.pop(name, None) for name in ("groups", "slices")}
+    return replace(ss.ExitRecord.from_logits(logits, labels, **arguments), **draw)
 
 
 def table_curve(columns, n=200, **arguments):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from swiftsure.certify.policy import Policy
     from swiftsure.certify.promise import CostPromise, Promise
     from swiftsure.certify.slices import SlicedPolicy, joined_datasets
+    from swiftsure.comparing import compare
     from swiftsure.curves import paths
     from swiftsure.curves.curve import RiskCurve
     from swiftsure.curves.dials import dial_grid
@@ -66,6 +67,7 @@ __all__ = [
     "Promise",
     "Repeats",
     "RiskCurve",
+    "Router",
     "RunOptions",
     "ShardedRecord",
     "SlicedPolicy",
@@ -77,6 +79,7 @@ __all__ = [
     "bounds",
     "calibrate",
     "calibrate_best",
+    "compare",
     "control",
     "dial_grid",
     "evaluate",
@@ -115,6 +118,7 @@ _HOMES = {
     "Path": "curves.paths",
     "Policy": "certify.policy",
     "Repeats": "study.pools",
+    "Router": "cascade",
     "RiskCurve": "curves.curve",
     "RunOptions": "run.options",
     "ShardedRecord": "records",
@@ -125,6 +129,7 @@ _HOMES = {
     "VoteRecord": "reasoning",
     "calibrate": "certify.calibration",
     "calibrate_best": "certify.best_of",
+    "compare": "comparing",
     "dial_grid": "curves.dials",
     "evaluate": "study.evaluation",
     "load_record": "records",

@@ -490,9 +490,8 @@ def test_a_fortune_lost_is_not_regained_by_overflow():
     curve = ss.RiskCurve.from_losses([1.0, 0.5], np.stack([0 * losses, losses], axis=1))
     rows = np.arange(n)
     thresholds = _kernels.inclusive_thresholds(curve.data)
-    least = _bets.log_deficit(
-        curve.data, thresholds, rows, 1, epsilon, delta, 1 / delta, 1.0, False, 0
-    )
+    test = _bets.Test(epsilon, delta, 1.0, False, 0)
+    least = _bets.log_deficit(curve.data, thresholds, rows, 1, 1 / delta, test)
     assert least == pytest.approx(-math.log(delta))
 
 

@@ -30,7 +30,7 @@ def records():
     return {
         "plain": RECORD,
         "costs": ss.ExitRecord.from_logits(logits, labels, costs=costs),
-        "groups": ss.ExitRecord.from_logits(logits, labels, groups=np.arange(600) // 2),
+        "groups": ss.ExitRecord.from_logits(logits, labels).grouped(np.arange(600) // 2),
     }
 
 

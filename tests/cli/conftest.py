@@ -88,6 +88,12 @@ def files(tmp_path_factory, sample, record, thresholds, dials):
         (folder / f"{name}.jsonl").write_text(text)
     entries, names = read_logs([folder / "proxy.jsonl"], ["mini", "full"])
     record_of_logs(entries, models=names).save(folder / "texts.parquet")
+    right = np.random.default_rng(0).random(500) < 0.8
+    for name in ("bf16", "int4"):  # logs of lm-evaluation-harness
+        lines = [{"doc_id": k, "exact_match": float(each)} for k, each in enumerate(right)]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    rows = [f"{k},{float(each)},{0.99 * each}" for k, each in enumerate(right)]
+    (folder / "scores.csv").write_text("\n".join(["id,full,small", *rows]) + "\n")
     (folder / "done.csv").write_text(f"id,label\n7,{sample.labels[7]}\n300,\n")
     record.take(np.arange(20)).save(folder / "tiny.parquet")
     thresholds.save(folder / "thresholds.parquet")

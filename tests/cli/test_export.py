@@ -74,7 +74,7 @@ def test_mistakes(here, arguments, message):
 
 @pytest.mark.slow
 def test_the_demo_runs_in_onnx_runtime(tmp_path):
-    out = invoke("demo", "--onnx", "--small", "--n", 1000, "-o", tmp_path, "--json")
+    out = invoke("demo", "--onnx", "--n", 1000, "-o", tmp_path, "--json")
     assert out.exit_code in (0, 1), out.output
     content = json.loads(out.stdout)
     assert content["measured"]["accuracy"]["full"] > 0.5

@@ -271,7 +271,7 @@ def test_a_split_is_repeated_by_its_seed():
 
 def grouped_exits(n=600):
     sample = Population().sample(n, seed=0)
-    return ss.ExitRecord.from_logits(sample.logits, sample.labels, groups=np.arange(n) // 3)
+    return ss.ExitRecord.from_logits(sample.logits, sample.labels).grouped(np.arange(n) // 3)
 
 
 @pytest.mark.parametrize("average", [{}, {"average": "sample", "max_size": 3}], ids=str)

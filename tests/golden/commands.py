@@ -129,7 +129,7 @@ COMMANDS = {
         "export made made/policy.json",
     ],
     "demo": [
-        "demo --small --epsilon 0.02 --n 1000",
+        "demo --epsilon 0.02 --n 1000",
     ],
     "translate": [
         'translate "Ein Hund springt über einen Zaun."',
@@ -198,9 +198,9 @@ def printed(name, folder, monkeypatch):
         pytest.importorskip("swiftsure_assets")
     if name.startswith("serve"):
         pytest.importorskip("starlette")
-        from swiftsure.serve import running
+        from swiftsure.serve import lifecycle
 
-        monkeypatch.setattr(running, "run", lambda *_, **__: None)
+        monkeypatch.setattr(lifecycle, "run", lambda *_, **__: None)
     answers = None
     if name == "label_in_the_terminal":
         record, labels = cases.unlabelled()

@@ -177,8 +177,8 @@ def test_temperatures_are_a_condition():
     sample = Population(n_exits=3).sample(400, seed=0)
     for temperatures, expected in [(1.0, False), ([1.5, 1.2, 1.0], True)]:
         record = ss.ExitRecord.from_logits(
-            sample.logits, sample.labels, temperatures=temperatures, groups=np.arange(400) // 2
-        )
+            sample.logits, sample.labels, temperatures=temperatures
+        ).grouped(np.arange(400) // 2)
         policy = ss.calibrate(record, loss="brier", epsilon=0.5, control=ZERO_BOUNDED)
         assert (condition in policy.certificate.assumptions) == expected
         assert (condition in str(policy)) == expected

@@ -28,11 +28,9 @@ def ever_certified(columns, epsilon, high, horizon, delta=0.1):
     start = -np.log(delta), 0.0, 1.0, 0.25 * high**2
     sizes = np.empty((n, 0))  # all samples count the same
     thresholds = np.empty((0, draws), np.float32)
+    test = _bets.GrowingTest(epsilon, float(high), horizon)
     return np.array(
-        [
-            _bets.grow(losses, sizes, thresholds, k, 0, n, start, epsilon, high, horizon)[0] <= 0
-            for k in range(draws)
-        ]
+        [_bets.grow(losses, sizes, thresholds, k, 0, n, start, test)[0] <= 0 for k in range(draws)]
     )
 
 

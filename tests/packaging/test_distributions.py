@@ -148,9 +148,9 @@ def test_segmentation_ships_no_labels():
         ]
 
 
-def test_the_wheel_demonstrates_the_small_network(python, clean, tmp_path):
+def test_the_wheel_demonstrates_its_network(python, clean, tmp_path):
     shown = run(python.parent / "swiftsure", "demo", cwd=tmp_path, env=clean)
-    assert shown.startswith("A small network on Fashion-MNIST")
+    assert shown.startswith("A network for Fashion-MNIST")
     if importlib.util.find_spec("torch") is not None:
         assert "early exits, ε = 0.01" in shown
 

@@ -106,14 +106,13 @@ def test_npz_files_of_probabilities(tmp_path):
         ss.load_record(tmp_path / "both.npz")
 
 
-def test_outputs_take_slices_and_costs_of_the_full_model():
-    more = {"slices": NAMES[LABELS], "costs": {"usd": [1, 2, 3, 4]}, "full_costs": {"usd": 3.5}}
+def test_outputs_take_costs_of_the_full_model():
+    more = {"costs": {"usd": [1, 2, 3, 4]}, "full_costs": {"usd": 3.5}}
     for made in (
         ss.ExitRecord.from_logits(LOGITS, LABELS, **more),
         ss.ExitRecord.from_probabilities(P, LABELS, **more),
     ):
         assert made.full_costs == {"usd": 3.5}
-        assert made.slices.tolist() == NAMES[LABELS].tolist()
 
 
 def test_accuracies_in_place_of_losses_warn():

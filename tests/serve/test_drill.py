@@ -11,16 +11,14 @@ import pytest
 import torch
 
 from swiftsure import demo
-from swiftsure.demo import zoo
 from swiftsure.serve import AuditLog, Limits, audit_monitor, create_app, drill, start
 from tests.serve.builders import Client, manager_of
 
 
-def demo_engine(monkeypatch):
+def demo_engine():
     from swiftsure.serve.loading import demo_engine as load_demo
 
     torch.set_num_threads(1)
-    monkeypatch.setattr(zoo, "installed", lambda: False)  # the small network
     return load_demo()
 
 
@@ -39,15 +37,14 @@ def test_noisy_images_raise_an_alarm_and_the_server_falls_back(tmp_path, monkeyp
         assert found.fallback_after is not None
         assert 0 < found.fallback_after < 2000
         assert Client(address).get("/health")[1]["status"] == "full model"
-        assert Client(address).predict(images[0].tolist())[1]["exit"] == 2
+        assert Client(address).predict(images[0].tolist())[1]["exit"] == 3
 
 
 @pytest.mark.slow
 def test_the_command_serves_and_ends_on_a_signal(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    code = "from swiftsure.demo import zoo; zoo.installed = lambda: False;"
-    code += "from swiftsure.cli import main; main()"
+    code = "from swiftsure.cli import main; main()"
     options = ["serve", "--demo", "--port", str(port), "--audit", "1", "--json"]
     process = subprocess.Popen(
         [sys.executable, "-c", code, *options], cwd=tmp_path, stdout=subprocess.PIPE, text=True

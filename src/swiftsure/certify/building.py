@@ -1,7 +1,7 @@
 """Building: makes a policy and its certificate from what a control chose."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from swiftsure.certify import bounds
@@ -20,32 +20,52 @@ from swiftsure.curves.costs import price_of
 from swiftsure.curves.curve import RiskCurve
 from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
 
-__all__ = ["counted_costs", "curves_fingerprint", "make_policy"]
+__all__ = ["Findings", "counted_costs", "curves_fingerprint", "make_policy"]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the tests of a calibration found.
+
+    Attributes
+    ----------
+    curves, results : list
+        One for each promise about a risk.
+    chosen : ControlResult
+        The setting that keeps all of them.
+    data : str or None
+        Hash of the losses, if already computed.
+    upper : float or None
+        The upper bound of the risk, if already computed.
+    population : int or None
+        Size of the finite population that the promise is about.
+    horizon : int or None
+        That of a calibration that grows.
+    slices, small_slices : mapping
+        The slices that the promise is about, with their numbers of samples; and those that are too
+        small for any promise, with the numbers they need.
+    """
+
+    curves: list[RiskCurve]
+    results: list[ControlResult]
+    chosen: ControlResult
+    data: str | None = None
+    upper: float | None = None
+    population: int | None = None
+    horizon: int | None = None
+    slices: Mapping[str, int] = field(default_factory=dict)
+    small_slices: Mapping[str, int] = field(default_factory=dict)
 
 
 def make_policy(
     request: Calibration,
     record: ExitRecord | ThresholdRecord | ShardedRecord | RiskCurve,
-    curves: list[RiskCurve],
-    results: list[ControlResult],
-    chosen: ControlResult,
-    *,
-    data: str | None = None,
-    pool: int | None = None,
-    upper: float | None = None,
-    horizon: int | None = None,
-    slices: Mapping[str, int] | None = None,
-    small_slices: Mapping[str, int] | None = None,
+    found: Findings,
     metadata: Metadata | Mapping[str, str] | None = None,
 ) -> Policy:
-    """Return the policy for a chosen setting.
-
-    There is one curve and one result for each promise about a risk. `upper` is the upper bound of
-    the risk if already computed; `horizon` is that of a calibration that grows; `slices` are those
-    that the promise is about, with their numbers of samples, and `small_slices` those that are too
-    small for any promise, with the numbers they need.
-    """
+    """Return the policy for what was found on a record."""
     rule, cost = request.control, request.cost
+    curves, results, chosen = found.curves, found.results, found.chosen
     curve = curves[0]
     full = {name: curve.full_cost(name) for name in curve.costs}
     here = full
@@ -65,8 +85,8 @@ def make_policy(
         guarantee=rule.guarantee,
         delta=chosen.delta,
         promises=tuple(
-            _promise(rule, asked, c, r, chosen.index, pool, upper)
-            for asked, c, r in zip(request.risks, curves, results, strict=True)
+            _promise(rule, *each, chosen.index, found)
+            for each in zip(request.risks, curves, results, strict=True)
         ),
         control=chosen.control,
         options=rule.options(),
@@ -82,13 +102,13 @@ def make_policy(
             average=curve.units.average,
             n_samples=curve.units.n_samples or curve.n,
             max_group_size=curve.units.max_size,
-            population=pool,
+            population=found.population,
             max_weight=curve.units.max_weight,
-            slices=None if slices is None else dict(slices),
-            small_slices=None if not small_slices else dict(small_slices),
+            slices=dict(found.slices) or None,
+            small_slices=dict(found.small_slices) or None,
             labels=max((c.n_labels for c in curves if c.n_labels is not None), default=None),
             pilot=curve.n_pilot,
-            horizon=horizon,
+            horizon=found.horizon,
         ),
         costs=Costs(
             means={name: (full[name], here[name]) for name in full},
@@ -98,7 +118,7 @@ def make_policy(
             dearer=dearer,
         ),
         provenance=Provenance(
-            data=data or curves_fingerprint(curves),
+            data=found.data or curves_fingerprint(curves),
             model=None if isinstance(record, RiskCurve) else record.fingerprint,
             seed=next((r.seed for r in results if r.seed is not None), None),
             seed_drawn=next((r.seed_drawn for r in results if r.seed_drawn is not None), None),
@@ -146,9 +166,9 @@ def _promise(
     curve: RiskCurve,
     result: ControlResult,
     index: int | None,
-    pool: int | None,
-    upper: float | None,
+    found: Findings,
 ) -> PromiseResult:
+    upper = found.upper
     first_tested = 1 if curve.full_model_first else 0
     if (
         upper is None
@@ -162,7 +182,7 @@ def _promise(
         bound, delta = bounds.BOUNDS[result.bound], result.delta
         if rule.correction == "bonferroni":
             delta /= max(1, curve.n_settings - first_tested)
-        upper = bound.upper(*result.tested, index, delta, pool or 0)
+        upper = bound.upper(*result.tested, index, delta, found.population or 0)
     # If nothing is certified, the full model runs, and loses nothing against itself.
     full_model = index is None and curve.statistic.relative
     return PromiseResult(

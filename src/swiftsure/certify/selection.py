@@ -1,7 +1,7 @@
 """Selection: runs a request on a record, from its curves to the setting that keeps every promise.
 
-Promises about risks share one walk along the path, which stops where the first of them fails. The
-samples that exit early, and mean costs, need walks of their own; walks share δ equally.
+Promises about risks share one walk along the path, which stops where the first of them fails. Those
+about the samples that exit early share another, and mean costs a third; walks share δ equally.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from swiftsure._lib import checks
 from swiftsure.certify import bounds
-from swiftsure.certify.building import curves_fingerprint, make_policy
+from swiftsure.certify.building import Findings, curves_fingerprint, make_policy
 from swiftsure.certify.calibration import Ask, Calibration
 from swiftsure.certify.control import ControlResult, certified_together
 from swiftsure.certify.labels import label_along, shortest
@@ -31,6 +31,7 @@ from swiftsure.curves.sample_order import SampleOrder
 from swiftsure.losses import LossRange
 from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
 from swiftsure.records.checks import chosen_loss
+from swiftsure.records.routing import ROUTER
 
 __all__ = [
     "Cell",
@@ -109,18 +110,16 @@ def run(
         delta=request.delta if results[0].delta is not None else None,
         n=whole[0].n,
     )
-    return make_policy(
-        asked,
-        record,
+    found = Findings(
         whole,
         _by_promise(request, tested, results, draws, order),
         chosen,
         data=data.result(),
-        pool=population,
+        population=population,
         slices=_slice_sizes(tested),
         small_slices=small,
-        metadata=metadata,
     )
+    return make_policy(asked, record, found, metadata)
 
 
 def prepared(request: Calibration, record: Any) -> tuple[Any, Calibration]:
@@ -168,8 +167,7 @@ def overall(request: Calibration, record: Any, tested: list[Cell]) -> list[RiskC
 
 def walk_delta(request: Calibration) -> float:
     """Return the share of δ of each walk: δ divided by the number of walks."""
-    walks = sum(each.among == "exits" for each in request.risks)
-    walks += any(each.among == "all" for each in request.risks) + bool(request.limits)
+    walks = len({each.among for each in request.risks}) + bool(request.limits)
     return request.delta / walks
 
 
@@ -198,6 +196,13 @@ def _refuse_missing_theorems(request: Calibration, record: Any) -> None:
         raise ValueError(
             "`control` must be ucb, or ltt in fixed sequence, for slices and costs: of several"
             " slices or walks only the failure probabilities add up, not the means of their risks."
+        )
+    if ROUTER in getattr(record, "settings", {}) and any(
+        each.among == "exits" for each in request.risks
+    ):
+        raise ValueError(
+            "`among='exits'` would count inputs that the router sends to the full model as exits"
+            " without loss. Promise the mean over all inputs, or calibrate without the router."
         )
     if record.sampling.population is not None:
         if isinstance(request.path, PilotPath):
@@ -392,6 +397,5 @@ def _by_promise(
     return found
 
 
-def _slice_sizes(tested: list[Cell]) -> dict[str, int] | None:
-    sizes = {each.slice_name: each.curve.n for each in tested if each.slice_name is not None}
-    return sizes or None
+def _slice_sizes(tested: list[Cell]) -> dict[str, int]:
+    return {each.slice_name: each.curve.n for each in tested if each.slice_name is not None}

@@ -13,6 +13,7 @@ import swiftsure
 from swiftsure.cli.calibrate import calibrate
 from swiftsure.cli.collect import collect
 from swiftsure.cli.commands import Group, Verb
+from swiftsure.cli.compare import compare
 from swiftsure.cli.convert import convert
 from swiftsure.cli.demo import demo
 from swiftsure.cli.evaluate import evaluate
@@ -51,6 +52,7 @@ VERBS = (
     record,
     label,
     calibrate,
+    compare,
     evaluate,
     report,
     plan,

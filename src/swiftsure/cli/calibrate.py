@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from swiftsure.certify.policy import Policy
     from swiftsure.certify.slices import SlicedPolicy
 
-__all__ = ["calibrate"]
+__all__ = ["calibrate", "show_policy"]
 
 DATASETS = " Several are datasets, each of them a slice."
 
@@ -143,7 +143,7 @@ def calibrate(
     if hasattr(policy, "policies"):
         _show_slices(policy, output, json)
     else:
-        _show(record[0], policy, [output, figure, save_request], json)
+        show_policy(policy, [output, figure, save_request], json, record[0])
 
 
 def _loaded(files: list[Path], request: "Calibration", in_memory: bool) -> Any:
@@ -179,8 +179,10 @@ def _draw(record: Any, request: "Calibration", policy: "Policy", figure: Path) -
     policy_figure(cells(request, record)[0].curve, policy, figure, cost=request.cost)
 
 
-def _show(record: Path, policy: "Policy", targets: list[Path | None], json: bool) -> None:
-    """Save and print a policy; the first target is its file."""
+def show_policy(
+    policy: "Policy", targets: list[Path | None], json: bool, record: Path | None = None
+) -> None:
+    """Save and print a policy of a record; the first target is its file."""
     if targets[0] is not None:
         policy.save(targets[0])
     if json:
@@ -188,7 +190,8 @@ def _show(record: Path, policy: "Policy", targets: list[Path | None], json: bool
     else:
         print_policy(policy)
         _print_tables(policy.certificate)
-        print_drawn_seed(record, policy)
+        if record is not None:
+            print_drawn_seed(record, policy)
         for target in targets:
             if target is not None:
                 print_text(f"Wrote {target}")

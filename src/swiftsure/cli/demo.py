@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -29,12 +28,8 @@ def demo(
     n: Annotated[int, typer.Option("--n", help="Number of calibration images.")] = 2000,
     epsilon: Annotated[float, typer.Option(help="Largest drop in accuracy allowed.")] = 0.01,
     delta: options.Delta = 0.1,
-    batch: Annotated[int, typer.Option(help="Number of images that run at once.")] = 50,
+    batch: Annotated[int, typer.Option(help="Number of images that run at once.")] = 64,
     seed: options.Seed = 0,
-    small: Annotated[
-        bool,
-        typer.Option("--small", help="Use the small network, even if swiftsure-zoo is installed."),
-    ] = False,
     onnx: Annotated[
         bool, typer.Option("--onnx", help="Export the network and run it in ONNX Runtime.")
     ] = False,
@@ -45,9 +40,8 @@ def demo(
 ) -> None:
     """Certify a real network, then run it with and without early exits.
 
-    The network is an MSDNet with five exits, trained on Fashion-MNIST, or,
-    if swiftsure-zoo is not installed, a small network with three exits. It
-    is calibrated on some test images and then runs on others, to measure
+    The network has four exits and was trained on Fashion-MNIST. It is
+    calibrated on some test images and then runs on others, to measure
     how much compute it saves and how much accuracy it loses. With --onnx it
     is first exported to ONNX files, which takes up to a minute.
 
@@ -56,15 +50,13 @@ def demo(
         swiftsure demo --epsilon 0.02 --n 1000
     """
     import swiftsure as ss
+    from swiftsure import demo as shown
     from swiftsure._lib import checks
     from swiftsure.curves.sample_order import SampleOrder
-    from swiftsure.demo import zoo
 
     checks.count("batch", batch)
-    small = small or not zoo.installed()
-    network = zoo.shown(small)
-    record, images = network.record(), network.sample_images()
-    rest = network.calibration_record()
+    record, images = shown.record(), shown.sample_images()
+    rest = shown.calibration_record()
     if checks.count("n", n) > rest.n:
         raise ValueError(f"`--n` must be at most {rest.n:,}, the number of images, but got {n}.")
     rows = np.random.default_rng(seed).permutation(rest.n)[:n]
@@ -81,11 +73,11 @@ def demo(
     ss.report.policy_figure(curve, policy, output / "policy.png", cost="flops")
     tradeoff = [_tradeoff(each, others) for each in policies.values()]
     if not json:
-        name = "A small network" if small else "MSDNet"
-        accuracy = network.description()["test_accuracy"]
+        accuracy = shown.description()["test_accuracy"]
         accuracies = ", ".join(f"{100 * a:.1f}" for a in accuracy)
         print_text(
-            f"{name} on Fashion-MNIST: accuracies {accuracies} % at its {len(accuracy)} exits.\n"
+            f"A network for Fashion-MNIST with accuracies of {accuracies} % at its"
+            f" {len(accuracy)} exits.\n"
         )
         print_policy(policy)
         _print_tradeoff(tradeoff, n, others.n)
@@ -94,7 +86,7 @@ def demo(
     if find_spec("torch") is not None:
         exported = output / "onnx" if onnx else None
         files += [] if exported is None else [exported]
-        ways = _ways(policy, images, small, exported)
+        ways = _ways(policy, images, exported)
         measured, exits = _run(ways, images, batch, progress=None if not json else False)
         files.append(output / "images.png")
         _images_figure(images, exits, files[-1])
@@ -105,11 +97,6 @@ def demo(
             print_text('\nTo run the network itself: pip install "swiftsure[torch]"')
         else:
             _print_measured(measured, len(images.labels), batch, policy)
-        if not zoo.installed():
-            print_text(
-                "\nSuch a small network has little to save. To use an MSDNet with five exits:"
-                ' pip install "swiftsure[zoo]"'
-            )
         print_text(f"\nWrote {', '.join(map(str, files))}")
     if policy.runs_full_model:
         raise typer.Exit(1)
@@ -168,18 +155,17 @@ class _Ways(NamedTuple):
     n_exits: int
 
 
-def _ways(policy: "Policy", images: "SampleImages", small: bool, exported: Path | None) -> _Ways:
+def _ways(policy: "Policy", images: "SampleImages", exported: Path | None) -> _Ways:
     """Return the network in PyTorch, or exported to a folder and run in ONNX Runtime."""
     import torch
 
-    from swiftsure.demo.network import prepared
-    from swiftsure.demo.zoo import shown_network
+    from swiftsure.demo.network import plain_network, prepared, trained_exits
     from swiftsure.torch import EarlyExit
 
-    model = shown_network(small)
+    model = trained_exits()
     inputs, n_exits = prepared(images.images), model.n_exits
     if exported is None:
-        full = torch.inference_mode()(partial(_full_output, model))
+        full = torch.inference_mode()(plain_network())
         return _Ways(inputs, full, EarlyExit(model, policy), n_exits)
     from swiftsure import onnx
 
@@ -266,14 +252,16 @@ def _images_figure(images: "SampleImages", exits: np.ndarray, path: Path) -> Non
     from swiftsure.report.figures import finished, new_figure
 
     n_exits, columns = int(exits.max()) + 1, 12
-    figure = new_figure(columns * 0.62 + 0.8, n_exits * 0.66 + 0.5)
-    figure.suptitle("Fashion-MNIST images, by the exit they took", fontsize=10)
+    shares = np.bincount(exits) / len(exits)
+    figure = new_figure(columns * 0.62 + 1.2, n_exits * 0.66 + 0.5)
+    figure.suptitle("Easy images exit early, hard ones stay", fontsize=10)
     axes = figure.subplots(n_exits, columns, squeeze=False)
     for axis in axes.flat:
         axis.set(xticks=[], yticks=[])
         axis.spines[:].set_visible(False)
     for exit_, row in enumerate(axes):
-        row[0].set_ylabel(f"exit {exit_ + 1}", rotation=0, ha="right", va="center", fontsize=9)
+        label = f"exit {exit_ + 1}: {shares[exit_]:.0%}"
+        row[0].set_ylabel(label, rotation=0, ha="right", va="center", fontsize=9)
         for axis, index in zip(row, np.flatnonzero(exits == exit_), strict=False):
             axis.imshow(images.images[index].transpose(1, 2, 0))
     finished(figure, path)

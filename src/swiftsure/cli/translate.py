@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -50,7 +51,6 @@ def translate(
     """
     from swiftsure import ThresholdRecord, calibrate
     from swiftsure._lib import checks
-    from swiftsure.demo.zoo import zoo_records
 
     given = CAPTIONS if texts is None else texts
     if not all(text.strip() for text in given):
@@ -60,7 +60,7 @@ def translate(
         raise ImportError(
             '`translate` needs PyTorch and transformers: pip install "swiftsure[text]"'
         )
-    record = ThresholdRecord.load(zoo_records().CALM / f"t5_multi30k_{score}.parquet")
+    record = ThresholdRecord.load(_zoo_records().CALM / f"t5_multi30k_{score}.parquet")
     policy = calibrate(record, risk="gap", loss="bleu", epsilon=epsilon, delta=delta)
     found = _run(policy, score, given)
     if json:
@@ -72,6 +72,19 @@ def translate(
             print_text(f"{found['times_faster']:.2f} times as many tokens per second.", "bold")
     if policy.runs_full_model:
         raise typer.Exit(1)
+
+
+def _zoo_records() -> Any:
+    """Return the module `swiftsure_zoo.records`; raise with the install command without it."""
+    try:
+        return import_module("swiftsure_zoo.records")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "swiftsure_zoo":
+            raise
+        raise ModuleNotFoundError(
+            'This needs trained networks and their records: pip install "swiftsure[zoo]"',
+            name="swiftsure_zoo",
+        ) from None
 
 
 def _print_translations(translations: list[dict[str, Any]], n_layers: int) -> None:
@@ -99,11 +112,10 @@ def _run(policy: "Policy", score: str, texts: list[str]) -> dict[str, Any]:
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
     from transformers.utils import logging
 
-    from swiftsure.demo.zoo import zoo_records
     from swiftsure.text import CalmModel, MetaClassifier
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    folder = zoo_records().TRANSLATOR
+    folder = _zoo_records().TRANSLATOR
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).eval()
     judge = MetaClassifier.load(folder / "meta.safetensors")

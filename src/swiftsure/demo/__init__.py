@@ -1,8 +1,8 @@
-"""A small trained network that comes with the library, its record and sample images.
+"""A trained network that comes with the library, its record and sample images.
 
-It has three convolutions and three exits, and was trained on Fashion-MNIST by
-`experiments.image_classification.small`. Nothing here needs PyTorch: the network itself is in
-`swiftsure.demo.network`. `swiftsure-zoo` has larger networks.
+It has four exits: three cheap stages, each with a linear head, and a deep one. It was trained on
+Fashion-MNIST by `experiments.image_classification.demo`. Nothing here needs PyTorch: the network
+itself is in `swiftsure.demo.network`. `swiftsure-zoo` has others.
 """
 
 import json
@@ -57,7 +57,7 @@ def record() -> ExitRecord:
     Examples
     --------
     >>> record().n, record().n_exits
-    (10000, 3)
+    (10000, 4)
     """
     return ExitRecord.load(FOLDER / "record.parquet")
 

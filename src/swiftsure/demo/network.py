@@ -1,5 +1,6 @@
-"""The small network of the demonstration, plain and with exits."""
+"""The network of the demonstration, plain and with exits."""
 
+from collections import OrderedDict
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,40 +18,43 @@ from swiftsure.torch.replaying import ReplayedModel
 
 __all__ = [
     "load_weights",
+    "plain_network",
     "prepared",
-    "small_exits",
-    "small_network",
+    "trained_exits",
     "untrained_exits",
     "untrained_network",
 ]
 
 Model = TypeVar("Model", bound=nn.Module)
 
+CUTS = ("first", "second", "third")
+"""The stages of the network after which there is a head."""
 
-def small_network() -> nn.Module:
-    """Return the small network, trained on Fashion-MNIST, without exits, in evaluation mode.
+
+def plain_network() -> nn.Module:
+    """Return the network, trained on Fashion-MNIST, without exits, in evaluation mode.
 
     Examples
     --------
     >>> images = demo.sample_images().images[:4]
-    >>> small_network()(prepared(images)).shape
+    >>> plain_network()(prepared(images)).shape
     torch.Size([4, 10])
     """
     return load_weights(untrained_network(), demo.FOLDER / "weights.safetensors")
 
 
-def small_exits() -> CutModel | ReplayedModel:
-    """Return the small network with three exits, trained, in evaluation mode.
+def trained_exits() -> CutModel | ReplayedModel:
+    """Return the network with four exits, trained, in evaluation mode.
 
     `swiftsure.demo.record()` was measured with it.
 
     Examples
     --------
     >>> images = demo.sample_images().images[:4]
-    >>> [tuple(logits.shape) for logits in small_exits()(prepared(images))]
-    [(4, 10), (4, 10), (4, 10)]
+    >>> [tuple(logits.shape) for logits in trained_exits()(prepared(images))]
+    [(4, 10), (4, 10), (4, 10), (4, 10)]
     """
-    model = untrained_exits(small_network())
+    model = untrained_exits(plain_network())
     load_weights(model.heads, demo.FOLDER / "heads.safetensors")
     return model.eval()
 
@@ -68,19 +72,47 @@ def prepared(images: ArrayLike) -> Tensor:
     return (torch.from_numpy(array) / 255 - mean) / std
 
 
-def untrained_network() -> nn.Module:
-    """Return an untrained network with three convolutions for Fashion-MNIST."""
-    layers: list[nn.Module] = []
-    for n_in, n_out in ((3, 32), (32, 64), (64, 128)):
-        layers += [nn.Conv2d(n_in, n_out, 3, stride=2, padding=1, bias=False)]
-        layers += [nn.BatchNorm2d(n_out), nn.ReLU()]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
+class Residual(nn.Module):
+    """Two convolutions whose result is added to their input."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(width, width, 3, padding=1)
+        self.second = nn.Conv2d(width, width, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return features of the same shape."""
+        inner = torch.relu(self.first(x))
+        return torch.relu(x + self.second(inner))
+
+
+def untrained_network() -> nn.Sequential:
+    """Return an untrained network for Fashion-MNIST: three cheap stages and a deep, wide one."""
+    return nn.Sequential(
+        OrderedDict(
+            first=nn.Sequential(_conv(3, 32, stride=2), _conv(32, 32)),
+            second=nn.Sequential(_conv(32, 64), _conv(64, 64)),
+            third=nn.Sequential(_conv(64, 96), _conv(96, 96)),
+            fourth=nn.Sequential(*(Residual(96) for _ in range(3))),
+            pool=nn.AdaptiveAvgPool2d(1),
+            flat=nn.Flatten(),
+            linear=nn.Linear(96, 10),
+        )
+    )
+
+
+def _conv(n_in: int, n_out: int, stride: int = 1) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(n_in, n_out, 3, stride=stride, padding=1), nn.ReLU())
 
 
 def untrained_exits(network: nn.Module) -> CutModel | ReplayedModel:
-    """Return the small network with untrained exits after its first and second convolutions."""
+    """Return the network with an untrained linear head on pooled features after three stages."""
     example = torch.zeros(1, 3, demo.IMAGE_SIDE, demo.IMAGE_SIDE)
-    return attach_heads(network, ["2", "5"], example)
+    heads = [
+        nn.Sequential(nn.AvgPool2d(pool), nn.Flatten(), nn.Linear(width * (14 // pool) ** 2, 10))
+        for width, pool in ((32, 2), (64, 2), (96, 7))
+    ]
+    return attach_heads(network, CUTS, example, heads=heads)
 
 
 def load_weights(model: Model, file: Path) -> Model:

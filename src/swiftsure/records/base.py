@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -11,9 +11,10 @@ from numpy.typing import ArrayLike, NDArray
 from swiftsure._lib import checks
 from swiftsure._lib.html import html_card
 from swiftsure.curves.sample_order import SampleOrder
-from swiftsure.curves.sampling import checked_weights
+from swiftsure.curves.sampling import Sampling, checked_weights
 from swiftsure.records import checks as record_checks
 from swiftsure.records import files as record_files
+from swiftsure.records.checks import Ranges
 
 __all__ = ["Record", "differing"]
 
@@ -23,18 +24,42 @@ OPTIONAL = ("groups", "slices", "predictions")
 """Fields with one row per sample that a record may lack."""
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Record:
-    """Base class of `ExitRecord` and `ThresholdRecord`, which are frozen dataclasses."""
+    """What `ExitRecord` and `ThresholdRecord` have in common; they document the fields."""
 
     tables: ClassVar[tuple[str, ...]]
     """Fields that map names to arrays with one row per sample."""
     identity: ClassVar[tuple[str, ...]]
     """Fields that records must agree in to be concatenated."""
 
+    loss_ranges: Ranges = field(default_factory=dict)
+    inconsistency_ranges: Ranges = field(default_factory=dict)
+    ids: Array = None  # type: ignore[assignment]
+    groups: Array | None = None
+    slices: Array | None = None
+    fingerprint: str | None = None
+    order: SampleOrder = None  # type: ignore[assignment]
+    sampling: Sampling = field(default_factory=Sampling)
+    has_ids: bool | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def _checked_draw(self, n: int) -> dict[str, Any]:
+        """Return the checked fields that say how n samples were drawn."""
+        groups = record_checks.group_array(self.groups, n)
+        self.sampling.check(groups, n)
+        return {
+            "ids": record_checks.id_array(self.ids, n),
+            "has_ids": self.ids is not None if self.has_ids is None else bool(self.has_ids),
+            "groups": groups,
+            "slices": record_checks.group_array(self.slices, n, "slices"),
+            "order": SampleOrder.of(self.order, "order"),
+        }
+
     @property
     def n(self) -> int:
         """Number of samples."""
-        return len(self.ids)  # type: ignore[attr-defined]
+        return len(self.ids)
 
     def __len__(self) -> int:
         return self.n
@@ -42,44 +67,42 @@ class Record:
     @property
     def unit(self) -> str:
         """What was drawn independently: "samples", or "groups" of them."""
-        return "samples" if self.groups is None else "groups"  # type: ignore[attr-defined]
+        return "samples" if self.groups is None else "groups"
 
     @property
     def n_units(self) -> int:
         """Number of samples, or of groups."""
-        groups = self.groups  # type: ignore[attr-defined]
-        return self.n if groups is None else len(np.unique(groups))
+        return self.n if self.groups is None else len(np.unique(self.groups))
 
     def take(self, rows: ArrayLike) -> Self:
         """Return a record of the samples at these positions."""
         index = np.asarray(rows)
         if index.size == 0:
             raise ValueError("`rows` must not be empty.")
-        return self._part(index, self.order)  # type: ignore[attr-defined]
+        return self._part(index, self.order)
 
     def _part(self, index: NDArray[np.int64], order: SampleOrder) -> Self:
-        part: Self = replace(self, **self._rows(index), order=order)  # type: ignore[type-var]
-        return part
+        return replace(self, **self._rows(index), order=order)
 
     def _rows(self, index: Array) -> dict[str, Any]:
         """Return the fields of a record of the samples at these positions."""
-        record: Any = self
         changed: dict[str, Any] = {
-            table: {name: values[index] for name, values in getattr(record, table).items()}
+            table: {name: values[index] for name, values in getattr(self, table).items()}
             for table in self.tables
         }
-        changed["costs"] = {k: v if v.ndim == 1 else v[index] for k, v in record.costs.items()}
-        changed["ids"] = record.ids[index]
-        alone = getattr(record, "full_costs", {})
+        costs: Mapping[str, Array] = getattr(self, "costs")  # noqa: B009 (of the subclasses)
+        changed["costs"] = {k: v if v.ndim == 1 else v[index] for k, v in costs.items()}
+        changed["ids"] = self.ids[index]
+        alone = getattr(self, "full_costs", {})
         if alone:
             changed["full_costs"] = {
                 k: v if np.ndim(v) == 0 else v[index] for k, v in alone.items()
             }
         for name in OPTIONAL:
-            values = getattr(record, name, None)
+            values = getattr(self, name, None)
             if values is not None:
                 changed[name] = values[index]
-        changed["sampling"] = record.sampling.take(index)
+        changed["sampling"] = self.sampling.take(index)
         return changed
 
     def split(self, n: int, seed: SampleOrder | int | None = None) -> tuple[Self, Self]:
@@ -104,8 +127,7 @@ class Record:
         >>> [len(part) for part in record.split(200)]
         [200, 300]
         """
-        record: Any = self
-        labels = np.arange(self.n) if record.groups is None else record.groups
+        labels = np.arange(self.n) if self.groups is None else self.groups
         units, codes = np.unique(labels, return_inverse=True)
         size = checks.count("n", n)
         if size >= len(units):
@@ -115,7 +137,7 @@ class Record:
         split = SampleOrder.of(seed)
         drawn = np.zeros(len(units), bool)
         drawn[split.draw_units(len(units), size)] = True
-        first, order = drawn[codes], record.order.after(split)
+        first, order = drawn[codes], self.order.after(split)
         return self._part(np.flatnonzero(first), order), self._part(np.flatnonzero(~first), order)
 
     def resampled(self, rows: ArrayLike, groups: ArrayLike | None = None) -> Self:
@@ -126,8 +148,7 @@ class Record:
         changed = self._rows(np.asarray(rows)) | {"ids": None, "has_ids": None}
         if groups is not None:
             changed["groups"] = np.asarray(groups)
-        drawn: Self = replace(self, **changed)  # type: ignore[type-var]
-        return drawn
+        return replace(self, **changed)
 
     @classmethod
     def concatenate(cls, records: Sequence[Self]) -> Self:
@@ -197,16 +218,14 @@ class Record:
         >>> record.grouped(["ann", "ann", "bob"], average="sample", max_size=20).sampling.max_size
         20
         """
-        record: Any = self
-        if record.sampling.population is not None:
+        if self.sampling.population is not None:
             raise ValueError(
                 "`groups` must be given before the population that they were drawn from, which is a"
                 " number of groups: record.grouped(...).drawn_from(number_of_groups)."
             )
         labels = record_checks.group_array(groups, self.n)
-        sampling = replace(record.sampling, average=average, max_size=max_size)
-        found: Self = replace(record, groups=labels, sampling=sampling)
-        return found
+        sampling = replace(self.sampling, average=average, max_size=max_size)
+        return replace(self, groups=labels, sampling=sampling)
 
     def sliced(self, slices: ArrayLike) -> Self:
         """Return the record with the slice of each sample: class, language, tenant, device.
@@ -218,9 +237,7 @@ class Record:
         >>> record.sliced(["fr", "de"]).slices.tolist()
         ['fr', 'de']
         """
-        record: Any = self
-        found: Self = replace(record, slices=record_checks.group_array(slices, self.n, "slices"))
-        return found
+        return replace(self, slices=record_checks.group_array(slices, self.n, "slices"))
 
     def weighted(
         self,
@@ -254,13 +271,11 @@ class Record:
         >>> sliced.weighted({"night": 1.6, "day": 0.4}, max_weight=1.6).sampling.weights.tolist()
         [1.6, 0.4]
         """
-        record: Any = self
-        values, most = checked_weights(weights, max_weight, record.slices, self.n, self.n_units)
+        values, most = checked_weights(weights, max_weight, self.slices, self.n, self.n_units)
         sampling = replace(
-            record.sampling, weights=values, max_weight=most, estimated=bool(estimated)
+            self.sampling, weights=values, max_weight=most, estimated=bool(estimated)
         )
-        found: Self = replace(record, sampling=sampling)
-        return found
+        return replace(self, sampling=sampling)
 
     def drawn_from(self, population: int) -> Self:
         """Return the record of samples drawn without replacement from a finite population.
@@ -275,10 +290,8 @@ class Record:
         >>> record.drawn_from(20_000).sampling.population
         20000
         """
-        record: Any = self
-        size = checks.count("population", population, record.n_units)
-        found: Self = replace(record, sampling=replace(record.sampling, population=size))
-        return found
+        size = checks.count("population", population, self.n_units)
+        return replace(self, sampling=replace(self.sampling, population=size))
 
     def save(self, path: str | os.PathLike[str], *, durable: bool = True) -> None:
         """Write the record to a Parquet file with checksums, whole or not at all.
@@ -288,10 +301,9 @@ class Record:
         record_files.save(self, path, durable=durable)
 
     def _repr_html_(self) -> str:
-        record: Any = self
-        held = {t: ", ".join(getattr(record, t)) for t in (*self.tables, "costs")}
+        held = {t: ", ".join(getattr(self, t)) for t in (*self.tables, "costs")}
         facts = {"samples": f"{self.n:,}"} | {k: v for k, v in held.items() if v}
-        if record.groups is not None:
+        if self.groups is not None:
             facts["groups"] = f"{self.n_units:,}"
         return html_card(type(self).__name__, facts)
 

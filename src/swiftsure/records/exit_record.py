@@ -13,9 +13,8 @@ from swiftsure.curves.checks import cost_array
 from swiftsure.curves.conditions import LABELS_MISSING, Condition
 from swiftsure.curves.curve import RiskCurve
 from swiftsure.curves.paths import Path, PathLike
+from swiftsure.curves.pilots import PilotSamples, pilots_of
 from swiftsure.curves.risks import RISKS
-from swiftsure.curves.sample_order import SampleOrder
-from swiftsure.curves.sampling import Sampling
 from swiftsure.curves.statistic import Statistic
 from swiftsure.exits import ExitRule
 from swiftsure.losses import Loss
@@ -23,9 +22,9 @@ from swiftsure.records import checks as record_checks
 from swiftsure.records import files as record_files
 from swiftsure.records import frames as record_frames
 from swiftsure.records import labels as record_labels
+from swiftsure.records import plain_arrays
 from swiftsure.records.base import Record
 from swiftsure.records.checks import (
-    Ranges,
     choose,
     chosen_loss,
     declared_ranges,
@@ -33,6 +32,7 @@ from swiftsure.records.checks import (
     replace_fields,
 )
 from swiftsure.records.logits import reduced_logits, reduced_probabilities
+from swiftsure.records.routing import ROUTER, routed
 from swiftsure.scores import LearnedScore
 
 __all__ = ["ExitRecord"]
@@ -120,20 +120,10 @@ class ExitRecord(Record):
     losses: Mapping[str, Array] = field(default_factory=dict)
     inconsistencies: Mapping[str, Array] = field(default_factory=dict)
     costs: Mapping[str, Array] = field(default_factory=dict)
-    loss_ranges: Ranges = field(default_factory=dict)
-    inconsistency_ranges: Ranges = field(default_factory=dict)
-    ids: Array = None  # type: ignore[assignment]
-    groups: Array | None = None
-    slices: Array | None = None
-    fingerprint: str | None = None
-    temperatures: tuple[float, ...] | None = None
-    dtype: str | None = None
-    order: SampleOrder = None  # type: ignore[assignment]
-    full_costs: Mapping[str, float | Array] = field(default_factory=dict)
-    predictions: Array | None = None
-    sampling: Sampling = field(default_factory=Sampling)
-    has_ids: bool | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    temperatures: tuple[float, ...] | None = field(default=None, kw_only=True)
+    dtype: str | None = field(default=None, kw_only=True)
+    full_costs: Mapping[str, float | Array] = field(default_factory=dict, kw_only=True)
+    predictions: Array | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         """Check every array and store its checked form."""
@@ -169,9 +159,12 @@ class ExitRecord(Record):
         costs = {"exit": np.arange(1.0, n_early + 2)}
         for name, values in self.costs.items():
             costs[name] = cost_array(name, values, (n, n_early + 1), "n_exits")
-            record_checks.warn_of_falling_costs(name, costs[name])
+            # Where a router fires, only the full model runs.
+            after_router = costs[name][..., 1:] if ROUTER in self.settings else costs[name]
+            record_checks.warn_of_falling_costs(name, after_router)
         full_costs = record_checks.full_cost_mapping(self.full_costs, costs, n)
-        record_checks.warn_of_a_large_first_model(costs, full_costs)
+        if ROUTER not in self.settings:
+            record_checks.warn_of_a_large_first_model(costs, full_costs)
         replace_fields(
             self,
             confidences=scores,
@@ -180,17 +173,12 @@ class ExitRecord(Record):
             costs=costs,
             loss_ranges=ranges,
             inconsistency_ranges=soft,
-            ids=record_checks.id_array(self.ids, n),
-            has_ids=self.ids is not None if self.has_ids is None else bool(self.has_ids),
-            groups=record_checks.group_array(self.groups, n),
-            slices=record_checks.group_array(self.slices, n, "slices"),
+            **self._checked_draw(n),
             temperatures=record_checks.temperature_tuple(self.temperatures, n_early + 1),
             dtype=record_checks.check_dtype(self.dtype),
-            order=SampleOrder.of(self.order, "order"),
             full_costs=full_costs,
             predictions=record_labels.prediction_array(self.predictions, n, n_early + 1),
         )
-        self.sampling.check(self.groups, n)
 
     @classmethod
     def from_logits(
@@ -204,8 +192,6 @@ class ExitRecord(Record):
         temperatures: ArrayLike = 1.0,
         costs: Mapping[str, ArrayLike] | None = None,
         ids: ArrayLike | None = None,
-        groups: ArrayLike | None = None,
-        slices: ArrayLike | None = None,
         full_costs: Mapping[str, ArrayLike] | None = None,
         seed: int = 0,
     ) -> "ExitRecord":
@@ -229,8 +215,8 @@ class ExitRecord(Record):
             or with q's most probable class (the paper's code; another risk).
         temperatures : scalar or (n_exits,)
             Logits are divided by these; they must not be fitted on the calibration data.
-        costs, ids, groups, slices, full_costs
-            As in `ExitRecord`.
+        costs, ids, full_costs
+            As in `ExitRecord`; `grouped` and `sliced` add what depends.
         seed : int
             For `label="sample"`.
 
@@ -242,7 +228,7 @@ class ExitRecord(Record):
         """
         fields = reduced_logits(logits, labels, score, losses, label, temperatures, seed)
         given: Any = {"costs": costs or {}, "full_costs": full_costs or {}}
-        return cls(**fields, **given, ids=ids, groups=groups, slices=slices)  # type: ignore[arg-type]
+        return cls(**fields, **given, ids=ids)  # type: ignore[arg-type]
 
     @classmethod
     def from_probabilities(
@@ -255,8 +241,6 @@ class ExitRecord(Record):
         losses: str | Loss | Iterable[str | Loss] = ("zero_one", "brier"),
         costs: Mapping[str, ArrayLike] | None = None,
         ids: ArrayLike | None = None,
-        groups: ArrayLike | None = None,
-        slices: ArrayLike | None = None,
         full_costs: Mapping[str, ArrayLike] | None = None,
     ) -> "ExitRecord":
         """Make a record of a classifier from class probabilities, as `predict_proba` gives them.
@@ -269,7 +253,7 @@ class ExitRecord(Record):
             Class numbers, or names among `classes`; None or a negative number for a missing label.
         classes : sequence, optional
             Names of the classes, in the order of the probabilities; needed if labels are names.
-        score, losses, costs, ids, groups, slices, full_costs
+        score, losses, costs, ids, full_costs
             As in `from_logits`.
 
         Examples
@@ -281,7 +265,7 @@ class ExitRecord(Record):
         """
         fields = reduced_probabilities(probabilities, labels, score, losses, classes)
         given: Any = {"costs": costs or {}, "full_costs": full_costs or {}}
-        return cls(**fields, **given, ids=ids, groups=groups, slices=slices)  # type: ignore[arg-type]
+        return cls(**fields, **given, ids=ids)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
         """Return a one-line summary of the record."""
@@ -354,6 +338,9 @@ class ExitRecord(Record):
         if isinstance(rule.score, LearnedScore):
             rule.score.refuse(self)
             conditions += (rule.score.condition,)
+        for what, pilot in pilots_of(self).items():
+            pilot.refuse(self, what)
+            conditions += (Condition.of(f"{what} pilot", n=pilot.n),)
         labelled, n_known = self.n, len(route)
         if np.isnan(values).any():
             labelled = int((~np.isnan(values[:, -1])).sum())
@@ -386,6 +373,42 @@ class ExitRecord(Record):
         )
         n_labels = labelled if RISKS[risk].table == "losses" else None
         return replace(curve, conditions=conditions, n_labels=n_labels).cut(n_known)
+
+    def routed(
+        self,
+        hopeless: ArrayLike,
+        *,
+        cost: Mapping[str, float | ArrayLike] | None = None,
+        pilot: PilotSamples | None = None,
+    ) -> "ExitRecord":
+        """Return the record with a router in front, a dial of its own: a new first exit.
+
+        Inputs whose `hopeless` is at least the first threshold go straight to the full model, which
+        costs `full_costs` alone. Calibrate with `path=Path.learn(share)`: the two dials have no
+        common order.
+
+        Parameters
+        ----------
+        hopeless : (n,)
+            In [0, 1]: how likely the exits before the last are of no use, known before they run.
+        cost : mapping of scalars or (n,), optional
+            What the router itself costs, by names of `costs`; 0 if not given.
+        pilot : PilotSamples, optional
+            The samples that the router was learned on, none of which may be here.
+
+        Examples
+        --------
+        >>> record = ExitRecord(
+        ...     [[0.9], [0.4]],
+        ...     inconsistencies={"zero_one": [[0, 0], [1, 0]]},
+        ...     costs={"usd": [1.0, 11.0]},
+        ...     full_costs={"usd": 10.0},
+        ... )
+        >>> two_dials = record.routed([0.1, 0.8], cost={"usd": 0.1})
+        >>> two_dials.n_exits, two_dials.costs["usd"].tolist()
+        (3, [10.1, 1.1, 11.1])
+        """
+        return routed(self, hopeless, cost, pilot)
 
     def score_of(self, rule: ExitRule) -> str:
         """Return the name of the score that a rule uses."""
@@ -552,10 +575,11 @@ class ExitRecord(Record):
         with record_files.reading(path):
             if record_frames.is_csv(path):
                 return cls.from_frame(record_frames.read_csv(path))
-            raw = record_files.logits(path)
+            raw = plain_arrays.logits(path)
             if raw is not None:
                 make = cls.from_logits if "logits" in raw else cls.from_probabilities
                 kept = losses or ("zero_one", "brier")
-                return make(**raw, score=scores or "top1", losses=kept)
+                draw = {name: raw.pop(name, None) for name in ("groups", "slices")}
+                return replace(make(**raw, score=scores or "top1", losses=kept), **draw)
             only = {"confidences": scores, "losses": losses}
             return cls(**record_files.load(path, "exits", only))

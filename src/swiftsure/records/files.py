@@ -1,14 +1,12 @@
-"""Record files: Parquet with one row per sample. Plain npz files can be read too."""
+"""Record files: Parquet with one row per sample."""
 
-import difflib
 import hashlib
 import json
 import os
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +27,7 @@ from swiftsure._lib.files import (
 from swiftsure.curves.sample_order import SampleOrder
 from swiftsure.curves.sampling import Sampling
 from swiftsure.losses import LossRange
+from swiftsure.records import plain_arrays
 from swiftsure.records.footer import column_sizes
 
 __all__ = [
@@ -40,7 +39,6 @@ __all__ = [
     "kind",
     "load",
     "load_parts",
-    "logits",
     "packed",
     "reading",
     "save",
@@ -171,7 +169,7 @@ def kind(path: str | os.PathLike[str]) -> str:
     """Return the kind of a record file, "exits" or "thresholds"."""
     if is_csv(path):
         return "exits"
-    if _is_npz(path):
+    if plain_arrays.is_npz(path):
         with npz(path) as arrays:
             several = any(key.startswith("dials.") for key in arrays)
             return "thresholds" if several or "thresholds" in arrays else "exits"
@@ -192,32 +190,7 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
 
 def keeps_order(path: str | os.PathLike[str]) -> bool:
     """Return whether a file holds the seed of the sample order; otherwise loading draws one."""
-    return not _is_npz(path) and not is_csv(path)
-
-
-def logits(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """Return the arguments of `ExitRecord.from_logits` or `from_probabilities` from an npz.
-
-    None if the file holds neither logits nor probabilities.
-    """
-    if not _is_npz(path):
-        return None
-    with npz(path) as arrays:
-        outputs = [name for name in ("logits", "probabilities") if name in arrays]
-        if not outputs:
-            return None
-        if len(outputs) > 1:
-            raise ValueError("The file must hold `logits` or `probabilities`, but holds both.")
-        arguments: dict[str, Any] = {}
-        for key in arrays:
-            group, _, name = key.partition(".")
-            if group in ("costs", "full_costs") and name:
-                arguments.setdefault(group, {})[name] = arrays[key]
-            else:
-                known = [*outputs, "labels", "ids", "groups", "slices"]
-                checks.choice("array", key, [*known, "costs.NAME", "full_costs.NAME"])
-                arguments[key] = arrays[key]
-        return arguments
+    return not plain_arrays.is_npz(path) and not is_csv(path)
 
 
 def load(
@@ -226,8 +199,8 @@ def load(
     """Return the arguments for a record's constructor; `only` names the tables to read."""
     _check_kind(path, expected)
     only = {**only, "inconsistencies": only.get("losses")}
-    if _is_npz(path):
-        return _load_npz(path, only)
+    if plain_arrays.is_npz(path):
+        return plain_arrays.load(path, only)
     layout = _layout(path, only)
     return _arguments(layout, _columns(path, layout.columns, layout.header))
 
@@ -279,7 +252,7 @@ def _layout(path: str | os.PathLike[str], only: Mapping[str, Iterable[str] | Non
     wanted: dict[str, list[str]] = {}
     for attribute, prefix in TABLES.items():
         names = [c.removeprefix(f"{prefix}/") for c in present if c.startswith(f"{prefix}/")]
-        wanted[attribute] = _selection(attribute, names, only.get(attribute))
+        wanted[attribute] = plain_arrays.selected(attribute, names, only.get(attribute))
         columns += [f"{prefix}/{name}" for name in wanted[attribute]]
     _refuse_unknown(only.get("losses"), wanted, present)
     return _Layout(header, wanted, columns)
@@ -310,15 +283,14 @@ def _arguments(layout: _Layout, data: Mapping[str, Array], first: int = 0) -> di
             name: LossRange(*each) for name, each in header.inconsistency_ranges.items()
         },
     }
-    if header.kind == "thresholds":
-        del arguments["confidences"]
-        own: tuple[str, ...] = ("thresholds", "dial", "settings", "dials")
-    else:
-        own = ("temperatures", "dtype", "settings")
+    own = header.model_dump(include=header.own_fields | {"settings"})
+    if isinstance(header, _ExitHeader):
         arguments["predictions"] = data.get("prediction")
         alone = {c.removeprefix(FULL): data[c] for c in layout.columns if c.startswith(FULL)}
-        arguments["full_costs"] = header.full_costs | alone
-    return arguments | {name: getattr(header, name) for name in own}
+        own["full_costs"] |= alone
+    else:
+        del arguments["confidences"]
+    return arguments | own
 
 
 def _columns(path: str | os.PathLike[str], names: list[str], header: "_Header") -> dict[str, Array]:
@@ -437,41 +409,6 @@ def _compare(path: str | os.PathLike[str], name: str, digest: str, header: "_Hea
         raise ValueError(f"{path} is damaged: its column {name!r} does not fit its checksum.")
 
 
-def _load_npz(
-    path: str | os.PathLike[str], only: Mapping[str, Iterable[str] | None]
-) -> dict[str, Any]:
-    """Read `confidences.NAME`, `losses.NAME`, `costs.NAME`, … from an npz without pickles."""
-    arguments: dict[str, Any] = {}
-    with npz(path) as arrays:
-        names = set(arrays)
-        single = {"thresholds", "ids", "groups", "slices", "predictions"}
-        groups = {*TABLES, "costs", "full_costs", "loss_ranges", "inconsistency_ranges", "dials"}
-        for key in names:
-            attribute, _, name = key.partition(".")
-            if key in single:
-                arguments[key] = arrays[key]
-            elif key == "confidences":
-                arguments.setdefault("confidences", {})["top1"] = arrays[key]
-            elif attribute in groups and name:
-                if name in _selection(attribute, [name], only.get(attribute), strict=False):
-                    value: Any = arrays[key]
-                    value = tuple(value.tolist()) if attribute.endswith("_ranges") else value
-                    arguments.setdefault(attribute, {})[name] = value
-            else:
-                near = difflib.get_close_matches(key, ["logits", *single, *groups], n=1)
-                hint = f" Did you mean '{near[0]}'?" if near else ""
-                raise ValueError(
-                    f"{path} holds an unknown array {key!r}; known are thresholds, ids, groups,"
-                    " slices, predictions, confidences, and confidences.NAME, losses.NAME,"
-                    " inconsistencies.NAME, costs.NAME, full_costs.NAME, dials.NAME,"
-                    " loss_ranges.NAME,"
-                    " inconsistency_ranges.NAME; or in their place"
-                    " logits or probabilities, and with them labels, ids, groups, slices,"
-                    f" costs.NAME and full_costs.NAME.{hint}"
-                )
-    return arguments
-
-
 def _refuse_unknown(
     losses: Iterable[str] | None, wanted: Mapping[str, list[str]], present: Iterable[str]
 ) -> None:
@@ -480,16 +417,6 @@ def _refuse_unknown(
     for name in losses or ():
         if name not in [*wanted["losses"], *wanted["inconsistencies"]]:
             checks.choice("losses", name, dict.fromkeys(known))
-
-
-def _selection(
-    attribute: str, names: list[str], only: Iterable[str] | None, strict: bool = True
-) -> list[str]:
-    if only is None:
-        return names
-    if attribute == "confidences" and strict:
-        return [checks.choice("scores", name, names) for name in only]
-    return [name for name in only if name in names]
 
 
 class _Strict(BaseModel):
@@ -516,6 +443,8 @@ class _Sampling(_Strict):
 class _Header(_Strict):
     """What a record file says besides its columns."""
 
+    own_fields: ClassVar[set[str]]
+    """Fields of one kind of record."""
     kind: Literal["exits", "thresholds"]
     version: int = Field(ge=1, le=VERSION)
     costs: dict[str, list[float]]
@@ -526,14 +455,7 @@ class _Header(_Strict):
     sampling: _Sampling = Field(default_factory=_Sampling)
     columns: dict[str, str]
     """A digest of each column's values."""
-    temperatures: tuple[float, ...] | None = None
-    dtype: str | None = None
-    full_costs: dict[str, float] = Field(default_factory=dict)
-    thresholds: list[float | None] | None = None
-    dial: str = ""
     settings: dict[str, Any] = Field(default_factory=dict)
-    dials: dict[str, list[Any]] = Field(default_factory=dict)
-    """Values of several dials, one per setting; from version 2 on."""
     splits: tuple[_Order, ...] = ()
     """The seeds of the splits that drew these samples from others; from version 3 on."""
     has_ids: bool | None = None
@@ -545,9 +467,22 @@ class _Header(_Strict):
             raise ValueError("weights and their largest value must be given together")
         if "id" not in self.columns:
             raise ValueError("it has no column of ids")
-        if (self.kind == "thresholds") != (self.thresholds is not None):
-            raise ValueError("thresholds must be given for a record of thresholds, and only there")
         return self
+
+
+class _ExitHeader(_Header):
+    own_fields = {"temperatures", "dtype", "full_costs"}
+    temperatures: tuple[float, ...] | None = None
+    dtype: str | None = None
+    full_costs: dict[str, float] = Field(default_factory=dict)
+
+
+class _ThresholdHeader(_Header):
+    own_fields = {"thresholds", "dial", "dials"}
+    thresholds: list[float | None]
+    dial: str = ""
+    dials: dict[str, list[Any]] = Field(default_factory=dict)
+    """Values of several dials, one per setting; from version 2 on."""
 
 
 def _header(path: str | os.PathLike[str]) -> _Header:
@@ -559,7 +494,8 @@ def _header(path: str | os.PathLike[str]) -> _Header:
             " `record.save`."
         )
     try:
-        version = json.loads(text).get("version")
+        content = json.loads(text)
+        version, kind = content.get("version"), content.get("kind")
     except (AttributeError, RecursionError, ValueError):
         raise ValueError(f"{path} is damaged: its header is not valid JSON.") from None
     if isinstance(version, int) and version > VERSION:
@@ -570,7 +506,8 @@ def _header(path: str | os.PathLike[str]) -> _Header:
     if metadata.get(CHECKSUM) != _sha256(text):
         raise ValueError(f"{path} is damaged: its header does not fit its checksum.")
     try:
-        return _Header.model_validate_json(text)
+        kinds = _ThresholdHeader if kind == "thresholds" else _ExitHeader
+        return kinds.model_validate_json(text)
     except ValidationError as error:
         raise ValueError(f"{path} is not a valid record: {validation_message(error)}.") from None
 
@@ -592,10 +529,6 @@ def _metadata(path: str | os.PathLike[str]) -> dict[bytes, bytes]:
             f"{path} is not a readable Parquet file ({shortened(error)}). A record is one that"
             " `record.save` wrote, or an npz of plain arrays."
         ) from None
-
-
-def _is_npz(path: str | os.PathLike[str]) -> bool:
-    return Path(path).suffix == ".npz" or (Path(path).is_file() and zipfile.is_zipfile(path))
 
 
 def _lists(values: Array) -> pa.Array:

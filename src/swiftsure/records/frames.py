@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from swiftsure.records.files import is_csv
 
-__all__ = ["arguments", "is_csv", "read_csv"]
+__all__ = ["arguments", "column_names", "column_values", "is_csv", "read_csv"]
 
 Array = NDArray[Any]
 Columns = dict[int, Array]
@@ -37,9 +37,9 @@ def arguments(frame: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     exits: dict[tuple[str, str], Columns] = {}
     labels = None
-    for name in _names(frame):
+    for name in column_names(frame):
         kind, _, rest = name.partition(".")
-        values = _column(frame, name)
+        values = column_values(frame, name)
         if name in ("id", "group", "slice"):
             found[f"{name}s"] = values
         elif name == "label":
@@ -62,7 +62,7 @@ def arguments(frame: Any) -> dict[str, Any]:
     return found
 
 
-def _names(frame: Any) -> list[str]:
+def column_names(frame: Any) -> list[str]:
     """Return the names of the columns."""
     names = frame if isinstance(frame, Mapping) else getattr(frame, "column_names", None)
     names = getattr(frame, "columns", None) if names is None else names
@@ -74,7 +74,8 @@ def _names(frame: Any) -> list[str]:
     return [str(name) for name in names]
 
 
-def _column(frame: Any, name: str) -> Array:
+def column_values(frame: Any, name: str) -> Array:
+    """Return one column of a data frame, an Arrow table or a mapping."""
     values = frame[name]
     return np.asarray(values.to_pylist() if hasattr(values, "to_pylist") else values)
 

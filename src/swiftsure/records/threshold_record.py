@@ -14,13 +14,11 @@ from swiftsure.curves.curve import RiskCurve
 from swiftsure.curves.dials import dial_table, setting_key, settings_digest
 from swiftsure.curves.paths import Path, PathLike
 from swiftsure.curves.risks import RISKS
-from swiftsure.curves.sample_order import SampleOrder
-from swiftsure.curves.sampling import Sampling
 from swiftsure.exits import ExitRule
 from swiftsure.records import checks as record_checks
 from swiftsure.records import files as record_files
 from swiftsure.records.base import Record
-from swiftsure.records.checks import Ranges, chosen_loss, declared_ranges, replace_fields
+from swiftsure.records.checks import chosen_loss, declared_ranges, replace_fields
 
 __all__ = ["ThresholdRecord"]
 
@@ -82,18 +80,8 @@ class ThresholdRecord(Record):
     losses: Mapping[str, Array] = field(default_factory=dict)
     inconsistencies: Mapping[str, Array] = field(default_factory=dict)
     costs: Mapping[str, Array] = field(default_factory=dict)
-    loss_ranges: Ranges = field(default_factory=dict)
-    inconsistency_ranges: Ranges = field(default_factory=dict)
-    ids: Array = None  # type: ignore[assignment]
-    groups: Array | None = None
-    slices: Array | None = None
-    fingerprint: str | None = None
-    dial: str = "threshold"
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    order: SampleOrder = None  # type: ignore[assignment]
-    dials: Mapping[str, Any] = field(default_factory=dict)
-    sampling: Sampling = field(default_factory=Sampling)
-    has_ids: bool | None = None
+    dial: str = field(default="threshold", kw_only=True)
+    dials: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
         """Check every array and store its checked form."""
@@ -124,17 +112,12 @@ class ThresholdRecord(Record):
             costs={k: cost_array(k, v, tuple(axes.values()), "K") for k, v in self.costs.items()},
             loss_ranges=ranges,
             inconsistency_ranges=soft,
-            ids=record_checks.id_array(self.ids, axes["n"]),
-            has_ids=self.ids is not None if self.has_ids is None else bool(self.has_ids),
-            groups=record_checks.group_array(self.groups, axes["n"]),
-            slices=record_checks.group_array(self.slices, axes["n"], "slices"),
+            **self._checked_draw(axes["n"]),
             settings={
                 name: value.item() if isinstance(value, np.generic) else value
                 for name, value in self.settings.items()
             },
-            order=SampleOrder.of(self.order, "order"),
         )
-        self.sampling.check(self.groups, axes["n"])
 
     def _numbers(self, dials: Mapping[str, Any]) -> Array:
         """Return the numbers of the settings of several dials, which stand for thresholds."""

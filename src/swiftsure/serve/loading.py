@@ -140,18 +140,17 @@ def load_engines(
 
 
 def demo_engine(epsilon: float = 0.03) -> Engine:
-    """Return an engine for the zoo's MSDNet, or the small network where the zoo is missing."""
+    """Return an engine for the network that comes with the library."""
     import swiftsure as ss
+    from swiftsure import demo
     from swiftsure.curves.sample_order import SampleOrder
-    from swiftsure.demo import zoo
-    from swiftsure.demo.network import prepared
+    from swiftsure.demo.network import prepared, trained_exits
     from swiftsure.serve.engines.torch import TorchEngine
     from swiftsure.torch import EarlyExit
 
-    measured = zoo.shown()
-    record = replace(measured.calibration_record(), order=SampleOrder.of(0))
+    record = replace(demo.calibration_record(), order=SampleOrder.of(0))
     policy = ss.calibrate(record, risk="consistency", loss="zero_one", epsilon=epsilon)
-    example = prepared(measured.sample_images().images[:1])
-    engine = TorchEngine(EarlyExit(zoo.shown_network(), policy, on_invalid="mark"), example)
+    example = prepared(demo.sample_images().images[:1])
+    engine = TorchEngine(EarlyExit(trained_exits(), policy, on_invalid="mark"), example)
     engine.measure()
     return engine

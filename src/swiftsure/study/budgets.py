@@ -7,7 +7,7 @@ import numpy as np
 
 from swiftsure._lib import checks
 from swiftsure.certify import bounds
-from swiftsure.certify.building import make_policy
+from swiftsure.certify.building import Findings, make_policy
 from swiftsure.certify.calibration import Calibration
 from swiftsure.certify.certificate import BUDGET
 from swiftsure.certify.control import ControlResult
@@ -237,11 +237,5 @@ def budget_policy(record: Record, request: Calibration, index: int | None, n_cho
         conditions=conditions,
     )
     promised = replace(request.risks[0], epsilon=level)
-    return make_policy(
-        replace(request, promises=(promised,)),
-        record,
-        [curve],
-        [result],
-        result,
-        upper=level if tested else None,
-    )
+    found = Findings([curve], [result], result, upper=level if tested else None)
+    return make_policy(replace(request, promises=(promised,)), record, found)

@@ -21,7 +21,7 @@ from swiftsure._lib.files import shortened
 from swiftsure.certify import bounds
 from swiftsure.certify.anytime.log import GrowthLog
 from swiftsure.certify.anytime.state import Growth, UpdateFacts, packed_update, record_key
-from swiftsure.certify.building import make_policy
+from swiftsure.certify.building import Findings, make_policy
 from swiftsure.certify.calibration import Calibration
 from swiftsure.certify.control import Control, ControlResult
 from swiftsure.certify.policy import Metadata, Policy
@@ -203,16 +203,8 @@ class GrowingCalibration:
             for each in self._grown.tested
             if each.cell.slice_name is not None
         }
-        return make_policy(
-            self.request,
-            self._template,
-            whole,
-            results,
-            results[0],
-            horizon=self.horizon,
-            slices=slices or None,
-            metadata=metadata,
-        )
+        found = Findings(whole, results, results[0], horizon=self.horizon, slices=slices)
+        return make_policy(self.request, self._template, found, metadata)
 
     def _by_promise(self, curves: list[RiskCurve]) -> list[list[RiskCurve]]:
         """Return the curves of each promise: one, or one for each slice."""

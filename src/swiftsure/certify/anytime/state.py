@@ -101,6 +101,7 @@ class TestedRows:
                 n_samples=self.n_samples if units.grouped else None,
                 weights=None if units.weights is None else self.weights.values[:, 0],
                 sizes=None if units.sizes is None else self.sizes.values,
+                members=None,
             ),
             data=self.losses,
         )
@@ -122,25 +123,29 @@ class Growth:
 
     Only the first setting of a walk that is not certified yet is bet on; a later one is caught up
     when its turn comes, so each bet passes each sample at most once. Promises about all samples
-    share one walk; those about the samples that exit early have one from each of several starts.
+    share one walk; those about the samples that exit early share one from each of several starts.
+    These keep their shares of δ: the bets on a setting aim at one level.
     """
 
     def __init__(self, cells: list[Cell], delta: float, horizon: int) -> None:
-        self.horizon = horizon
         self.tested = [TestedRows(cell) for cell in cells]
         self.drawn = True
         first = cells[0].curve
         self.start = 1 if first.full_model_first else 0
         self._fresh = [(0.0, 0.0, 1.0, 0.25 * cell.curve.loss_range.high**2) for cell in cells]
         self._thresholds = [_kernels.inclusive_thresholds(cell.curve.data) for cell in cells]
+        self._tests = [
+            _bets.GrowingTest(cell.promise.epsilon, float(cell.curve.loss_range.high), horizon)
+            for cell in cells
+        ]
         self._walks: list[_Walk] = []
         together = [k for k, cell in enumerate(cells) if not cell.curve.statistic.selective]
         if together:
             self._walks.append(self._new_walk(together, delta, self.start))
-        for promise in dict.fromkeys(c.promise for c in cells if c.curve.statistic.selective):
-            own = [k for k, cell in enumerate(cells) if cell.promise == promise]
+        exiting = [k for k, cell in enumerate(cells) if cell.curve.statistic.selective]
+        if exiting:
             starts = walk_starts(first, self.start)
-            self._walks += [self._new_walk(own, delta / len(starts), k) for k in starts]
+            self._walks += [self._new_walk(exiting, delta / len(starts), k) for k in starts]
         self._certified: list[list[int]] = [[] for _ in self._walks]
 
     def _new_walk(self, tested: list[int], delta: float, start: int) -> _Walk:
@@ -164,10 +169,10 @@ class Growth:
         """The last certified setting; None if there is none."""
         mask = np.ones(self.tested[0].cell.curve.n_settings, bool)
         mask[: self.start] = False
-        for promise in dict.fromkeys(each.cell.promise for each in self.tested):
+        for selective in {each.cell.curve.statistic.selective for each in self.tested}:
             alone = np.zeros_like(mask)
             for walk, certified in zip(self._walks, self._certified, strict=True):
-                if any(self.tested[k].cell.promise == promise for k in walk.tested):
+                if self.tested[walk.tested[0]].cell.curve.statistic.selective == selective:
                     alone[certified] = True
             mask &= alone
         found = np.flatnonzero(mask)
@@ -217,9 +222,7 @@ class Growth:
                 each.n,
                 walk.bets[0],
                 fresh[0],
-                each.cell.promise.epsilon,
-                each.cell.curve.loss_range.high,
-                self.horizon,
+                self._tests[k],
             )
             certified += range(walk.next, settled)
             walk.next, walk.seen[0] = settled, each.n
@@ -236,9 +239,7 @@ class Growth:
                         walk.seen[j],
                         each.n,
                         walk.bets[j],
-                        each.cell.promise.epsilon,
-                        each.cell.curve.loss_range.high,
-                        self.horizon,
+                        self._tests[k],
                     )
                 walk.seen[j] = each.n
             if any(bet[0] > 0.0 for bet in walk.bets):

@@ -1,7 +1,6 @@
 """Compiled WSR and STaR bets against "the risk is at least ε", for one or several settings.
 
-`losses` is a `_kernels.Losses`; `thresholds` are those of `_kernels.inclusive_thresholds`, and
-`max_loss` is the largest possible loss, B.
+`losses` is a `_kernels.Losses`; `thresholds` are those of `_kernels.inclusive_thresholds`.
 """
 
 from typing import NamedTuple
@@ -12,6 +11,8 @@ from swiftsure._lib.compile import compiled
 
 __all__ = [
     "MIN_PARALLEL",
+    "GrowingTest",
+    "Test",
     "grow",
     "log_deficit",
     "log_deficit_weighted",
@@ -55,20 +56,47 @@ def log_growth(wish, largest_stake, margin):  # type: ignore[no-untyped-def]
     return np.log1p(gain) if gain > -1.0 + ROUNDING else -np.inf
 
 
+class Test(NamedTuple):
+    """What a bet is against, and how it stakes.
+
+    Attributes
+    ----------
+    epsilon, delta
+        The level, and the failure probability that stakes are tuned for.
+    max_loss
+        The largest possible loss, B.
+    star
+        Whether stakes are those of STaR, not of WSR.
+    pool
+        Size of the finite population, or 0.
+    """
+
+    epsilon: float
+    delta: float
+    max_loss: float
+    star: bool
+    pool: int
+
+
 @compiled
-def bet(  # type: ignore[no-untyped-def]
-    losses, thresholds, rows, setting, first, stop, state, epsilon, delta, max_loss, star, pool
-):
+def first_stake(test):  # type: ignore[no-untyped-def]
+    """Return the largest stake that cannot lose more than the wealth."""
+    room = test.max_loss - test.epsilon
+    return 1.0 / (room if test.star else max(test.max_loss, room))
+
+
+@compiled
+def bet(losses, thresholds, rows, setting, first, stop, state, test):  # type: ignore[no-untyped-def]
     """Continue a bet against "the risk is at least ε" over the samples in [first, stop).
 
     Takes and returns the state (log(goal / wealth), its running minimum, sum of losses, B²/4 + sum
     of squared deviations). Stops once the goal is reached.
     """
-    n = rows.size
+    n, epsilon, max_loss, star, pool = rows.size, test.epsilon, test.max_loss, test.star, test.pool
     deficit, best_deficit, total, deviations = state
-    log_target = -np.log(delta)  # log(1/δ) for WSR; STaR uses its current deficit instead
+    log_target = -np.log(test.delta)  # log(1/δ) for WSR; STaR uses its current deficit instead
     level = epsilon
-    largest_stake = 1.0 / (max_loss - epsilon if star else max(max_loss, max_loss - epsilon))
+    largest_stake = first_stake(test)
     n_early = losses.thresholds.shape[1]
     wealth, best, needed = 1.0, 1.0, np.exp(deficit)
     for i in range(first, stop):
@@ -124,24 +152,21 @@ def bet(  # type: ignore[no-untyped-def]
 
 
 @compiled
-def log_deficit(losses, thresholds, rows, setting, epsilon, delta, goal, max_loss, star, pool):  # type: ignore[no-untyped-def]
+def log_deficit(losses, thresholds, rows, setting, goal, test):  # type: ignore[no-untyped-def]
     """Return the minimum of log(goal / wealth) over a bet against "the risk is at least ε".
 
     If it is 0 or less, the wealth reached `goal`, so the risk at `setting` is certified to be below
-    ε with failure probability 1/goal. The stakes are tuned for failure probability `delta`; STaR
+    ε with failure probability 1/goal. The stakes are tuned for that of the test; STaR
     adapts them to the deficit that is left. Stops when the goal is reached or the wealth is 0.
     With `pool` > 0 the rows are drawn without replacement from a pool of that size, and ε is
     replaced at each step by the mean that the rest of the pool would need.
     """
-    state = (np.log(goal), np.log(goal), 0.0, 0.25 * max_loss * max_loss)
-    state = bet(
-        losses, thresholds, rows, setting, 0, rows.size, state, epsilon, delta, max_loss, star, pool
-    )
-    return state[1]
+    state = (np.log(goal), np.log(goal), 0.0, 0.25 * test.max_loss * test.max_loss)
+    return bet(losses, thresholds, rows, setting, 0, rows.size, state, test)[1]
 
 
 @compiled
-def log_deficit_weighted(sums, weights, rows, setting, epsilon, delta, goal, max_loss, star):  # type: ignore[no-untyped-def]
+def log_deficit_weighted(sums, weights, rows, setting, goal, test):  # type: ignore[no-untyped-def]
     """Return `log_deficit` of the risk Σ sums / Σ weights, for units that differ in size.
 
     `sums` is (n, K): each unit's total loss divided by the largest size M. `weights`, (n, K) or
@@ -150,11 +175,11 @@ def log_deficit_weighted(sums, weights, rows, setting, epsilon, delta, goal, max
     stakes then depend on ε only through their cap, which keeps the test monotone in ε. With weights
     of 1 this is the test of `log_deficit`.
     """
-    n = rows.size
+    n, epsilon, max_loss, star = rows.size, test.epsilon, test.max_loss, test.star
     deficit = np.log(goal)
     best_deficit = deficit
-    log_target = -np.log(delta)
-    largest_stake = 1.0 / (max_loss - epsilon if star else max(max_loss, max_loss - epsilon))
+    log_target = -np.log(test.delta)
+    largest_stake = first_stake(test)
     total, weight, deviations = 0.0, 1.0, 0.25 * max_loss * max_loss
     own_setting = min(setting, weights.shape[1] - 1)
     for i in range(n):
@@ -180,8 +205,16 @@ LARGEST_SHARE, SHORTEST_REST = 0.9, 0.1
 were left than this share of the horizon."""
 
 
+class GrowingTest(NamedTuple):
+    """What a bet that may go on for ever is against, and the horizon that its stakes aim at."""
+
+    epsilon: float
+    max_loss: float
+    horizon: int
+
+
 @compiled
-def grow(losses, sizes, thresholds, setting, first, stop, state, epsilon, max_loss, horizon):  # type: ignore[no-untyped-def]
+def grow(losses, sizes, thresholds, setting, first, stop, state, test):  # type: ignore[no-untyped-def]
     """Continue a bet that may go on for ever over the samples in [first, stop).
 
     STaR's stakes, for a horizon that was fixed beforehand and doubles whenever it is reached.
@@ -189,6 +222,7 @@ def grow(losses, sizes, thresholds, setting, first, stop, state, epsilon, max_lo
     losses. Takes and returns the state (log(goal / wealth), sum of losses, 1 + sum of sizes, B²/4 +
     sum of squared deviations). Stops once the goal is reached.
     """
+    epsilon, max_loss, horizon = test
     deficit, total, weight, deviations = state
     n_early, n_sizes = losses.thresholds.shape[1], sizes.shape[1]
     largest_stake = LARGEST_SHARE / (max_loss - epsilon)
@@ -217,18 +251,14 @@ def grow(losses, sizes, thresholds, setting, first, stop, state, epsilon, max_lo
 
 
 @compiled
-def walk_on(  # type: ignore[no-untyped-def]
-    losses, sizes, thresholds, setting, first, stop, state, fresh, epsilon, max_loss, horizon
-):
+def walk_on(losses, sizes, thresholds, setting, first, stop, state, fresh, test):  # type: ignore[no-untyped-def]
     """Continue the bet on a setting, and bets on those after it while they are certified.
 
     The first bet goes on from `first` with its state; later ones start with the state `fresh`.
     Returns the first setting that is not certified, and its state.
     """
     while setting < losses.thresholds.shape[0]:
-        state = grow(
-            losses, sizes, thresholds, setting, first, stop, state, epsilon, max_loss, horizon
-        )
+        state = grow(losses, sizes, thresholds, setting, first, stop, state, test)
         if state[0] > 0.0:
             break
         setting, first, state = setting + 1, 0, fresh
@@ -236,21 +266,19 @@ def walk_on(  # type: ignore[no-untyped-def]
 
 
 @compiled
-def select_by_betting(losses, thresholds, rows, epsilons, delta, max_loss, star, pool, start):  # type: ignore[no-untyped-def]
+def select_by_betting(losses, thresholds, rows, epsilons, test, start):  # type: ignore[no-untyped-def]
     """Return the last certified setting for each of some ascending ε; `start - 1` if none.
 
     A fixed sequence of betting tests from setting `start` on. What is certified at one ε is
     certified at any larger one, so each ε continues where the one before it stopped.
     """
     selected = np.empty(epsilons.size, np.int64)
-    goal = 1.0 / delta
+    goal = 1.0 / test.delta
     last = start - 1
     for j in range(epsilons.size):
+        at = Test(epsilons[j], test.delta, test.max_loss, test.star, test.pool)
         while last + 1 < losses.thresholds.shape[0]:
-            deficit = log_deficit(
-                losses, thresholds, rows, last + 1, epsilons[j], delta, goal, max_loss, star, pool
-            )
-            if not deficit <= 0.0:
+            if not log_deficit(losses, thresholds, rows, last + 1, goal, at) <= 0.0:
                 break
             last += 1
         selected[j] = last
@@ -308,7 +336,7 @@ def new_front(thresholds, start, delta, max_loss):  # type: ignore[no-untyped-de
 
 
 @compiled
-def bet_side_by_side(front, losses, rows, first, stop, epsilon, delta, max_loss, star):  # type: ignore[no-untyped-def]
+def bet_side_by_side(front, losses, rows, first, stop, test):  # type: ignore[no-untyped-def]
     """Advance the bets in all lanes, in place, like `bet` but accurate for small gains only.
 
     Records the largest squared gain of each lane, so that the caller can redo lanes where the
@@ -316,13 +344,13 @@ def bet_side_by_side(front, losses, rows, first, stop, epsilon, delta, max_loss,
     instructions. A lane that has reached its goal keeps its deficit.
     """
     n, lanes, n_early = rows.size, front.loss.size, front.thresholds.shape[0]
+    epsilon, star = test.epsilon, test.star
     state = front.state
     deficit, max_square, total, deviations = state[0], state[1], state[2], state[3]
     loss = front.loss
-    goal = -np.log(delta)
-    largest_stake = 1.0 / (max_loss - epsilon if star else max(max_loss, max_loss - epsilon))
-    cap = largest_stake * largest_stake
-    half = 0.5 * max_loss
+    goal = -np.log(test.delta)
+    cap = first_stake(test) ** 2
+    half = 0.5 * test.max_loss
     for i in range(first, stop):
         row = rows[i]
         some, every = 0, 0  # first exit that any lane takes; exit by which all did
@@ -363,21 +391,21 @@ def bet_side_by_side(front, losses, rows, first, stop, epsilon, delta, max_loss,
 
 
 @compiled
-def count_certified(losses, thresholds, rows, start, epsilon, delta, max_loss, star):  # type: ignore[no-untyped-def]
+def count_certified(losses, thresholds, rows, start, test):  # type: ignore[no-untyped-def]
     """Return how many of the next `LANES` settings are certified, and whether the next one failed.
 
     A lane that is doing badly behind two undecided ones is dropped (NaN): neither certified nor
     failed.
     """
     n, last = rows.size, losses.thresholds.shape[0] - 1
-    front = new_front(thresholds, start, delta, max_loss)
+    front = new_front(thresholds, start, test.delta, test.max_loss)
     state, kept = front.state, np.empty((4, LANES))
     for first in range(0, n, BLOCK):
         stop = min(n, first + BLOCK)
         for part in range(4):
             for lane in range(LANES):
                 kept[part, lane] = state[part, lane]
-        bet_side_by_side(front, losses, rows, first, stop, epsilon, delta, max_loss, star)
+        bet_side_by_side(front, losses, rows, first, stop, test)
         undecided = 0
         for lane in range(LANES):
             if state[1, lane] >= SERIES_MAX * SERIES_MAX:  # redo the block without the series
@@ -385,21 +413,10 @@ def count_certified(losses, thresholds, rows, start, epsilon, delta, max_loss, s
                     held = (kept[0, lane], kept[0, lane], kept[2, lane], kept[3, lane])
                     setting = min(start + lane, last)
                     state[0, lane], _, state[2, lane], state[3, lane] = bet(
-                        losses,
-                        thresholds,
-                        rows,
-                        setting,
-                        first,
-                        stop,
-                        held,
-                        epsilon,
-                        delta,
-                        max_loss,
-                        star,
-                        0,
+                        losses, thresholds, rows, setting, first, stop, held, test
                     )
                 state[1, lane] = 0.0
-            if undecided >= 2 and state[0, lane] > -4.0 * np.log(delta):
+            if undecided >= 2 and state[0, lane] > -4.0 * np.log(test.delta):
                 state[0, lane] = np.nan
             undecided += state[0, lane] > 0.0
         if undecided == 0:
@@ -412,16 +429,15 @@ def count_certified(losses, thresholds, rows, start, epsilon, delta, max_loss, s
 
 
 @compiled
-def select_side_by_side(losses, thresholds, rows, epsilons, delta, max_loss, star, start):  # type: ignore[no-untyped-def]
+def select_side_by_side(losses, thresholds, rows, epsilons, test, start):  # type: ignore[no-untyped-def]
     """Do `select_by_betting` faster, from `MIN_PARALLEL` samples on; exit form only, no pool."""
     selected = np.empty(epsilons.size, np.int64)
     last = start - 1
     for j in range(epsilons.size):
+        at = Test(epsilons[j], test.delta, test.max_loss, test.star, 0)
         failed = False
         while last + 1 < losses.thresholds.shape[0] and not failed:
-            certified, failed = count_certified(
-                losses, thresholds, rows, last + 1, epsilons[j], delta, max_loss, star
-            )
+            certified, failed = count_certified(losses, thresholds, rows, last + 1, at)
             last += certified
         selected[j] = last
     return selected

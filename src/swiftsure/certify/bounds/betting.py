@@ -13,6 +13,7 @@ from swiftsure._lib import kernels as _kernels
 from swiftsure.certify.bounds import _bets
 from swiftsure.certify.bounds.base import BOUNDS, Bound, smallest_certified
 from swiftsure.curves.curve import RiskCurve
+from swiftsure.curves.worst_share import followed
 
 __all__ = ["BettingBound"]
 
@@ -44,20 +45,20 @@ class BettingBound(Bound):
         self, curve: RiskCurve, rows: Rows, epsilons: Floats, delta: float, start: int, pool: int
     ) -> NDArray[np.int64]:
         """Walk the path with one bet per setting, each stopped as soon as it is decided."""
-        if curve.units.in_tests is not None:
+        if curve.units.in_tests is not None or curve.follows:
             return self._select_weighted(curve, rows, epsilons, delta, start)
         seen = curve.data, _kernels.inclusive_thresholds(curve.data), rows
-        test = delta, curve.loss_range.high, self.star
+        test = self._test(curve, 0.0, delta, pool)
         if pool:  # these bets may not be monotone in ε, so each ε walks from the start
             single = np.split(epsilons, len(epsilons))
             return np.concatenate(
-                [_bets.select_by_betting(*seen, epsilon, *test, pool, start) for epsilon in single]
+                [_bets.select_by_betting(*seen, epsilon, test, start) for epsilon in single]
             )
         selected: NDArray[np.int64]
         if curve.has_exits and len(rows) >= _bets.MIN_PARALLEL:
-            selected = _bets.select_side_by_side(*seen, epsilons, *test, start)
+            selected = _bets.select_side_by_side(*seen, epsilons, test, start)
         else:
-            selected = _bets.select_by_betting(*seen, epsilons, *test, 0, start)
+            selected = _bets.select_by_betting(*seen, epsilons, test, start)
         return selected
 
     def passes(
@@ -84,7 +85,8 @@ class BettingBound(Bound):
         """Invert the test, which is monotone in ε, by bisection."""
         # Copy the column in test order, so that memory access is linear.
         order = curve.storage.arange(len(rows))
-        curve, rows, setting = curve.only(setting, rows), order, 0
+        alone = followed if curve.follows else RiskCurve.only
+        curve, rows, setting = alone(curve, setting, rows), order, 0
 
         def certified(epsilon: float) -> bool:
             return self._certifies(curve, rows, setting, epsilon, delta, pool)
@@ -95,6 +97,8 @@ class BettingBound(Bound):
         return smallest_certified(certified, curve.loss_range, mean, 3e-2 / np.sqrt(len(rows)))
 
     def _p(self, curve: RiskCurve, rows: Rows, setting: int, epsilon: float, pool: int) -> float:
+        if curve.follows:
+            curve, rows, setting = followed(curve, setting, rows), np.arange(len(rows)), 0
         if not self.star:  # the largest wealth of bets tuned for one fixed δ
             least = self._deficit(curve, rows, setting, epsilon, WSR_DELTA, OUT_OF_REACH, pool)
             return float(min(1.0, np.exp(least - np.log(OUT_OF_REACH))))
@@ -123,12 +127,18 @@ class BettingBound(Bound):
         pool: int,
     ) -> float:
         """Return the smallest log(goal / wealth) of a bet; at most 0 if the goal was reached."""
-        test = delta, goal, curve.loss_range.high, self.star
+        if curve.follows:
+            curve, rows, setting = followed(curve, setting, rows), np.arange(len(rows)), 0
+        test = self._test(curve, epsilon, delta, pool)
         if curve.units.in_tests is not None:
             groups = curve.data.values, curve.units.in_tests, rows
-            return float(_bets.log_deficit_weighted(*groups, setting, epsilon, *test))
+            return float(_bets.log_deficit_weighted(*groups, setting, goal, test))
         seen = curve.data, _kernels.inclusive_thresholds(curve.data), rows
-        return float(_bets.log_deficit(*seen, setting, epsilon, *test, pool))
+        return float(_bets.log_deficit(*seen, setting, goal, test))
+
+    def _test(self, curve: RiskCurve, epsilon: float, delta: float, pool: int) -> _bets.Test:
+        high = float(curve.loss_range.high)
+        return _bets.Test(float(epsilon), float(delta), high, self.star, pool)
 
 
 for _name, _star in (("wsr", False), ("star", True)):

@@ -27,9 +27,11 @@ from swiftsure.certify.wording.numbers import (
     slice_names,
     surety,
 )
+from swiftsure.certify.wording.plain import LOSS_WORDS
 from swiftsure.certify.wording.policies import headline, not_promised, statement
 
 __all__ = [
+    "LOSS_WORDS",
     "KnownCondition",
     "average_sentence",
     "average_words",

@@ -17,7 +17,7 @@ from swiftsure.curves.statistic import ZERO_BOUNDED
 if TYPE_CHECKING:
     from swiftsure.certify.certificate import Certificate, PromiseResult
 
-__all__ = ["plain_promises", "strength"]
+__all__ = ["LOSS_WORDS", "plain_promises", "strength"]
 
 
 class _Counted(NamedTuple):
@@ -39,6 +39,9 @@ class _Measured(NamedTuple):
 LOSS_WORDS: Mapping[str, _Counted | _Measured] = {
     "zero_one": _Counted("wrong answer", "wrong answers"),
     "exact_match": _Counted("answer without an exact match", "answers without an exact match"),
+    "acc": _Counted("wrong answer", "wrong answers"),
+    "acc_norm": _Counted("wrong answer", "wrong answers"),
+    "accuracy": _Counted("wrong answer", "wrong answers"),
     "choice": _Counted("wrong choice", "wrong choices"),
     "token_error": _Counted("wrong tag", "wrong tags", "100 tokens of a sequence"),
     "brier": _Measured("Brier score"),
@@ -46,6 +49,7 @@ LOSS_WORDS: Mapping[str, _Counted | _Measured] = {
     "miou": _Measured("mIoU of an image", "lower", 100),
     "bleu": _Measured("sentence BLEU", "lower", 100),
     "rouge_l": _Measured("ROUGE-L", "lower", 100),
+    "f1": _Measured("F1", "lower", 100),
     "token_f1": _Measured("F1 of tokens", "lower", 100),
     "span_f1": _Measured("F1 of extracted answers", "lower", 100),
     "lpips": _Measured("LPIPS"),
