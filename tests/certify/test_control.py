@@ -246,7 +246,7 @@ def test_crc_by_tests_is_a_test_at_the_split_level(high, delta_prime):
         curve.thresholds, curve.losses() * high / 2, loss_range=(0, high)
     )
     chosen = control.crc(curve, EPSILON, method="ucb", delta_prime=delta_prime)
-    d = 0.5 * EPSILON / (high * math.sqrt(800)) if delta_prime is None else delta_prime
+    d = min(0.1, 3 / math.sqrt(800)) * EPSILON / high if delta_prime is None else delta_prime
     level = (EPSILON - d * high) / (1 - d)
     assert (1 - d) * level + d * high == pytest.approx(EPSILON)
     assert chosen.index == control.ucb(curve, level, d).index is not None

@@ -1,11 +1,14 @@
 """Promises beyond the mean: each keeps its failure probability, and known errors are noticed."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import swiftsure as ss
 from swiftsure.certify.bounds import BOUNDS
 from swiftsure.curves.sampling import Sampling
+from swiftsure.curves.statistic import Statistic
 from swiftsure.curves.transforms import among_exits, tail, worst_mean
 from tests.guarantees.checkers import RefutedError, check_rate
 
@@ -45,6 +48,73 @@ def test_the_mean_of_the_worst_share_keeps_its_failure_probability():
     observed = np.sort(losses, axis=0)[-30:].mean(axis=0)
     with pytest.raises(RefutedError):  # the worst tenth of the samples that were seen
         check_rate(int((observed <= 0.1).sum()), DRAWS, 0.1)
+
+
+HALF = 0.5
+"""The share whose mean loss is bounded here."""
+
+
+def uniform(rng, size, worst):
+    """Losses of which the worse half loses `worst` on average, and a bit."""
+    return rng.random(size) * worst / 0.75 * (1 + 1e-4)
+
+
+def counted_from(losses, cuts):
+    """Losses that count from given points, which are divided by the share."""
+    return columns(HALF * cuts + np.maximum(losses / HALF - cuts, 0.0), high=1 / HALF)
+
+
+def row_before(losses):
+    """As cuts, the losses of the row before: earlier samples decide them, not earlier groups."""
+    return np.vstack([np.zeros(losses.shape[1]), losses[:-1]]) / HALF
+
+
+def test_the_worst_share_counts_from_earlier_samples():
+    """At the null it errs with probability at most δ; cuts that know the sample itself do not."""
+    rng = np.random.default_rng(0)
+    losses = uniform(rng, (150, DRAWS), 0.6)
+    for bound in ("star", "wsr"):
+        check_rate(certified(worst_mean(columns(losses), HALF), 0.6, bound), DRAWS, 0.1)
+    check_rate(certified(counted_from(losses, row_before(losses)), 0.6, "star"), DRAWS, 0.1)
+    with pytest.raises(RefutedError):
+        check_rate(certified(counted_from(losses, losses / HALF), 0.6, "star"), DRAWS, 0.1)
+    assert certified(worst_mean(columns(uniform(rng, (150, 50), 0.3)), HALF), 0.6, "star") > 15
+
+
+def test_the_worst_share_of_groups_counts_from_earlier_groups():
+    """Ten rows of a group have one loss: a cut that any of them decides knows the others'."""
+    rng = np.random.default_rng(0)
+    groups = np.repeat(np.arange(100), 10)
+    losses = np.repeat(uniform(rng, (100, 300), 0.6), 10, axis=0)
+    curve = worst_mean(columns(losses), HALF).grouped(groups)
+    check_rate(certified(curve, 0.6, "star"), 300, 0.1)
+    known = counted_from(losses, row_before(losses)).grouped(groups)
+    with pytest.raises(RefutedError):
+        check_rate(certified(known, 0.6, "star"), 300, 0.1)
+    better = worst_mean(columns(np.repeat(uniform(rng, (100, 50), 0.3), 10, axis=0)), HALF)
+    assert certified(better.grouped(groups), 0.6, "star") > 15
+
+
+def test_a_worst_share_of_rare_losses_is_certified_from_earlier_cuts_only():
+    """The worst tenth loses .2: at .26 counting from 0 certifies nothing, whatever n."""
+    losses = np.minimum(np.random.default_rng(0).exponential(0.06, (1000, 20)), 1.0)
+    assert certified(worst_mean(columns(losses), 0.1), 0.26, "star") > 10
+    assert certified(worst_mean(columns(losses), 0.1, 0.0), 0.26, "star") == 0
+
+
+def test_the_empirical_worst_share_is_the_mean_of_the_largest_losses():
+    """For plain samples, in groups of equal size, and with weights that count samples twice."""
+    rng = np.random.default_rng(0)
+    losses = rng.random((100, 3))
+    largest = np.sort(losses, axis=0)[-20:].mean(axis=0)
+    worst = worst_mean(columns(losses), 0.2)
+    np.testing.assert_allclose(worst.risk(), largest)
+    np.testing.assert_allclose(worst.grouped(np.arange(100) // 5).risk(), largest)
+    twice = np.r_[np.full(40, 1.25), np.full(20, 2.5), np.zeros(40)]
+    weighted = Sampling(weights=twice, max_weight=2.5).applied(worst)
+    rows = np.r_[np.arange(60), np.arange(40, 60)]
+    np.testing.assert_allclose(weighted.risk(), np.sort(losses[rows], axis=0)[-16:].mean(axis=0))
+    assert weighted.risk_at(1) == pytest.approx(weighted.risk()[1])
 
 
 # ----------------------------------------------------------------------------------- weights
@@ -134,7 +204,7 @@ def test_errors_about_those_that_exit_are_noticed(broken):
 
 
 def apart_exits(n, risk, rng):
-    """A curve of 8 settings at which different samples exit, each with this conditional risk."""
+    """A curve of 8 settings at which different samples exit, with this conditional risk at each."""
     thresholds = np.full((9, 8), np.inf)
     thresholds[np.arange(1, 9), np.arange(8)] = 0.5
     confidences = np.eye(8, dtype=np.float32)[rng.integers(8, size=n)]
@@ -152,6 +222,55 @@ def test_where_labels_end_does_not_change_the_shares_of_those_that_exit():
         curve = apart_exits(1600, 0.1 + TINY, rng)
         found += any(rule.run(curve.cut(k), 0.1).index is not None for k in range(2, 10))
     check_rate(found, 600, 0.1)
+
+
+def share_passed_on_by_failures(curve, epsilon):
+    """Broken: a start hands its share of δ on even if a setting fails before the next start."""
+    rule, found = BOUNDS["binomial"], False
+    for k in range(1, 9):
+        rows = np.flatnonzero(curve.left_at(k))
+        alone = replace(curve, statistic=Statistic()).only(k, rows)
+        found |= rule.passes(alone, np.arange(len(rows)), epsilon, k * 0.1 / 8)[0]
+    return found
+
+
+def test_the_starts_of_those_that_exit_pass_their_share_of_delta_on():
+    """Seven starts without a loss hand all of δ to the last, whose risk is ε + 1e-6."""
+    rng = np.random.default_rng(0)
+    rule, bad = ss.Control("ucb", "binomial"), 0.1 + TINY
+    last = np.r_[np.zeros(7), bad]
+    found = sum(rule.run(apart_exits(1600, last, rng), 0.1).index == 8 for _ in range(600))
+    check_rate(found, 600, 0.1)
+    assert found > 600 * 0.1 / 8 * 2  # δ / 8 alone would allow 1.25 %
+    curves = [apart_exits(1600, bad, rng) for _ in range(300)]
+    check_rate(sum(rule.run(curve, 0.1).index is not None for curve in curves), 300, 0.1)
+    with pytest.raises(RefutedError):
+        check_rate(sum(share_passed_on_by_failures(curve, 0.1) for curve in curves), 300, 0.1)
+
+
+def slices_apart(n, rng):
+    """Four slices of exits: the risk of each is ε + 1e-6 at a setting of its own, 0 elsewhere."""
+    return [apart_exits(n, np.where(np.arange(8) == k, 0.1 + TINY, 0.0), rng) for k in range(4, 8)]
+
+
+def each_slice_alone(curves):
+    """Broken: the settings that all slices certify, each in a walk of its own."""
+    found = [set(ss.Control("ucb", "binomial").run(curve, 0.1).certified) for curve in curves]
+    return set.intersection(*found)
+
+
+def test_slices_of_those_that_exit_walk_together():
+    """All slices must pass at a setting; in walks of their own, each makes mistakes of its own."""
+    rng = np.random.default_rng(0)
+    rule, levels = ss.Control("ucb", "binomial"), [0.1] * 4
+    draws = [slices_apart(1600, rng) for _ in range(200)]
+    mistakes = [set(rule.among_exits(each, levels, 0.1)) & {5, 6, 7, 8} for each in draws]
+    check_rate(sum(map(bool, mistakes)), 200, 0.1)
+    alone = [each_slice_alone(each) & {5, 6, 7, 8} for each in draws]
+    with pytest.raises(RefutedError):
+        check_rate(sum(map(bool, alone)), 200, 0.1)
+    fine = [apart_exits(1600, 0.02, rng) for _ in range(4)]
+    assert 8 in rule.among_exits(fine, levels, 0.1)
 
 
 def test_those_that_exit_are_certified_where_they_can_be():

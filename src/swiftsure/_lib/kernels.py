@@ -8,6 +8,7 @@ from swiftsure._lib.compile import compiled
 
 __all__ = [
     "Losses",
+    "earlier_cuts",
     "exit_counts",
     "exit_indices",
     "first_marked",
@@ -247,3 +248,46 @@ def first_marked(losses, rows, nested):  # type: ignore[no-untyped-def]
                     found[first + j] = since
                 until = min(until, since)
     return found
+
+
+REFRESHED = 20
+"""A cut is taken anew once there is one more row for every 20 before."""
+
+
+@compiled
+def earlier_cuts(losses, weights, starts, share):  # type: ignore[no-untyped-def]
+    """Return for each sample a cut that the samples of earlier rows decide, (n,).
+
+    It is the smallest of their losses, at least 0, above which lies at most a share of their
+    weight. Row j has the samples [starts[j], starts[j + 1]), which all get one cut.
+    """
+    n_rows = starts.size - 1
+    cuts = np.zeros(losses.size)
+    ordered, counted = np.empty(losses.size), np.empty(losses.size)  # ascending, only those above 0
+    kept, seen, total = 0, 0, 0.0
+    row = 1
+    while row < n_rows:
+        until = min(n_rows, row + 1 + row // REFRESHED)
+        new = np.argsort(losses[seen : starts[row]]) + seen
+        old = kept - 1
+        for i in new:
+            total += weights[i]
+            kept += losses[i] > 0.0
+        left = new.size - 1
+        for place in range(kept - 1, -1, -1):  # merge from the largest down
+            if left < 0 or not losses[new[left]] > 0.0:
+                break
+            if old >= 0 and ordered[old] > losses[new[left]]:
+                ordered[place], counted[place] = ordered[old], counted[old]
+                old -= 1
+            else:
+                ordered[place], counted[place] = losses[new[left]], weights[new[left]]
+                left -= 1
+        allowed, above, place = share * total * (1.0 + 1e-12), 0.0, kept
+        while place > 0 and above + counted[place - 1] <= allowed:
+            place -= 1
+            above += counted[place]
+        cuts[starts[row] : starts[until]] = ordered[place - 1] if place > 0 else 0.0
+        seen = starts[row]
+        row = until
+    return cuts

@@ -331,7 +331,7 @@ class Certificate(_Frozen):
             )
             _require(
                 promise.worst is None
-                or promise.loss_range[0] == promise.above
+                or promise.loss_range[0] == (promise.above or 0.0)
                 or (promise.loss_range[0] == 0.0 and self.samples.max_weight is not None),
                 "above must be the lowest loss where worst is given",
             )

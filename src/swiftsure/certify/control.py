@@ -50,7 +50,7 @@ OPTIONS = {
 CONTROLS = tuple(OPTIONS)
 
 STARTS = 8
-"""Settings at which walks for the samples that exit early begin, each with δ / 8."""
+"""Settings at which walks for the samples that exit early begin, each with δ / 8 of its own."""
 
 MOST_EXACT = 300
 """Largest number of samples for which "auto" tests gaps of those that exit early exactly.
@@ -273,7 +273,7 @@ class Control:
         pool: int | None,
     ) -> NDArray[np.int64]:
         if curve.statistic.selective:
-            found = [self.among_exits(curve, e, delta, rows, pool) for e in epsilons.tolist()]
+            found = [self.among_exits([curve], [e], delta, pool, rows) for e in epsilons.tolist()]
             return np.asarray([max(each, default=start - 1) for each in found], np.int64)
         bound = self.bound_for(curve, len(rows), pool)
         bounds.refuse_weights(bound, curve, pool)
@@ -353,7 +353,12 @@ class Control:
         return branches.certified(p_value, delta)
 
     def among_exits(
-        self, curve: RiskCurve, epsilon: float, delta: float, rows: Rows, pool: int | None = None
+        self,
+        curves: Sequence[RiskCurve],
+        epsilons: Sequence[float],
+        delta: float,
+        pool: int | None = None,
+        rows: Rows | None = None,
     ) -> list[int]:
         """Return the settings that are certified for the samples that exit early.
 
@@ -361,50 +366,60 @@ class Control:
         ones exit; so the usual tests apply to them. In groups, or with weights, all units are
         tested: E[z (ℓ − ε)] < 0, with z the weight of the samples that exit. At safe settings too
         few exit for any test to pass. The walk therefore has several starts, fixed beforehand, each
-        with its share of δ.
+        with its share of δ; what reaches the next start takes its share along. Several risks are
+        tested together: a setting passes if each of them does.
         """
+        first = curves[0]
         if self.correction != "fixed_sequence" or pool is not None:
             raise ValueError(
                 "`among='exits'` needs ucb, or ltt in fixed sequence, and no finite population."
             )
-        if curve.path_kind == BREAKPOINTS:
+        if first.path_kind == BREAKPOINTS:
             raise ValueError(
                 "`path` must be fixed beforehand for the samples that exit early, because their"
                 " walk has several starts; it cannot be the breakpoints."
             )
-        if curve.branches is not None:
+        if first.branches is not None:
             raise ValueError("`among='exits'` needs a path that is one sequence, without branches.")
-        bound = self.bound_for(curve, len(rows))
-        start = 1 if curve.full_model_first else 0
-        starts = walk_starts(curve, start)
-        plain = replace(curve, statistic=replace(curve.statistic, selective=False))
+        tests = []
+        for curve, epsilon in zip(curves, epsilons, strict=True):
+            known = self.prepare(curve)
+            order = known.rows_in_order(known.order.seed) if rows is None else rows
+            tests.append((known, order, self.bound_for(known, len(order)), epsilon))
 
-        @cache
-        def certified(k: int) -> bool:
-            among = rows if curve.units.sizes is not None else rows[curve.left_at(k)[rows]]
-            if not among.size:
-                return False
-            order = curve.storage.arange(len(among))
-            alone = plain.only(k, among)
-            return bool(bound.passes(alone, order, epsilon, delta / len(starts))[0])
+        def certified(k: int, share: float) -> bool:
+            for curve, order, bound, epsilon in tests:
+                among = order if curve.units.sizes is not None else order[curve.left_at(k)[order]]
+                plain = replace(curve, statistic=replace(curve.statistic, selective=False))
+                one_by_one = curve.storage.arange(len(among))
+                if (
+                    not among.size
+                    or not bound.passes(plain.only(k, among), one_by_one, epsilon, share)[0]
+                ):
+                    return False
+            return True
 
-        found = set()
-        for first in starts:
-            k = first
-            while k < curve.n_settings and certified(k):
-                found.add(k)
-                k += 1
-        return sorted(found)
+        found: list[int] = []
+        starts = walk_starts(first, 1 if first.full_model_first else 0)
+        share = 0.0
+        for start, end in zip(starts, [*starts[1:], first.n_settings], strict=True):
+            share += delta / len(starts)
+            for k in range(start, end):
+                if k >= first.n_settings or not certified(k, share):
+                    share = 0.0
+                    break
+                found.append(k)
+        return found
 
     def split_epsilon(self, epsilon: float, max_loss: float, n: int) -> tuple[float, float]:
         """Return (ε′, δ′) such that P(risk > ε′) ≤ δ′ implies E[risk] ≤ ε.
 
-        ε = (1 − δ′) ε′ + δ′ B. By default δ′ shrinks with √n, as the best split does; it does not
-        depend on the observed losses.
+        ε = (1 − δ′) ε′ + δ′ B. By default δ′ is a tenth of ε / B, and less for many samples; on ten
+        records this saved most. It does not depend on the observed losses.
         """
         delta = self.delta_prime
         if delta is None:
-            delta = 0.5 * epsilon / (max_loss * np.sqrt(n))
+            delta = min(0.1, 3 / np.sqrt(n)) * epsilon / max_loss
         return (epsilon - delta * max_loss) / (1 - delta), float(delta)
 
     def run(
@@ -441,7 +456,7 @@ class Control:
             rows = prepared.rows_in_order(order.seed)
         certified: tuple[int, ...] = ()
         if prepared.statistic.selective:
-            certified = tuple(self.among_exits(prepared, level, chance, rows, pool))
+            certified = tuple(self.among_exits([prepared], [level], chance, pool, rows))
             index = max(certified, default=-1)
         else:
             index = int(self._indices(prepared, np.asarray([level]), chance, rows, pool)[0])
@@ -713,7 +728,7 @@ def certified_together(
     the fixed sequence that needs every risk certified at each setting stops where the first of
     them fails; on branches, each setting is tested with the largest of the risks' p-values. In
     expectation, a running maximum of the loss only falls towards the safe end, so each risk stays
-    within its level. The samples that exit early have walks of their own, with their share of δ.
+    within its level. The samples that exit early have a walk of their own, with its share of δ.
     """
     first = curves[0]
     if any(not np.array_equal(curve.thresholds, first.thresholds) for curve in curves):
@@ -733,12 +748,28 @@ def certified_together(
     elif along:
         index = min(-1 if result.index is None else result.index for _, result in along)
         mask &= np.arange(len(mask)) <= index
-    for curve, result in pairs:
-        if curve.statistic.selective:
-            alone = np.zeros_like(mask)
-            alone[list(result.certified)] = True
-            mask &= alone
+    exiting = [(curve, result) for curve, result in pairs if curve.statistic.selective]
+    if exiting:
+        alone = np.zeros_like(mask)
+        alone[_certified_exits(control, exiting, delta, pool)] = True
+        mask &= alone
     return mask
+
+
+def _certified_exits(
+    control: Control,
+    pairs: list[tuple[RiskCurve, ControlResult]],
+    delta: float,
+    pool: int | None,
+) -> list[int]:
+    """Return the settings that keep all risks of the samples that exit, which walk together.
+
+    What each allows alone does not suffice: two risks may pass their bad settings in turn.
+    """
+    if len(pairs) == 1:
+        return list(pairs[0][1].certified)
+    curves, results = zip(*pairs, strict=True)
+    return control.among_exits(curves, [each.epsilon for each in results], delta, pool)
 
 
 def _refuse_several(control: Control, several_walks: bool) -> None:

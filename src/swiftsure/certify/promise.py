@@ -50,7 +50,7 @@ class Promise:
         Against labels, relative to the full model; or against the full model's output.
     above : float, optional
         Bound the probability that the loss is above this, instead of its mean. With `worst`, it is
-        the point from which losses count, 0 by default.
+        the point from which losses count; by default, earlier samples decide it.
     worst : float, optional
         Bound the mean loss of this share of the samples, the worst, instead of the mean of all.
     among : {"all", "exits"}
@@ -133,7 +133,7 @@ class Promise:
         if self.among == "exits":
             curve = transforms.among_exits(curve)
         if self.worst is not None:
-            return transforms.worst_mean(curve, self.worst, self.above or 0.0)
+            return transforms.worst_mean(curve, self.worst, self.above)
         return curve if self.above is None else transforms.tail(curve, self.above)
 
     def __str__(self) -> str:

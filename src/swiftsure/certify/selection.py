@@ -1,7 +1,7 @@
 """Selection: runs a request on a record, from its curves to the setting that keeps every promise.
 
-Promises about risks share one walk along the path, which stops where the first of them fails. The
-samples that exit early, and mean costs, need walks of their own; walks share δ equally.
+Promises about risks share one walk along the path, which stops where the first of them fails. Those
+about the samples that exit early share another, and mean costs a third; walks share δ equally.
 """
 
 from collections.abc import Mapping
@@ -31,6 +31,7 @@ from swiftsure.curves.sample_order import SampleOrder
 from swiftsure.losses import LossRange
 from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
 from swiftsure.records.checks import chosen_loss
+from swiftsure.records.routing import ROUTER
 
 __all__ = [
     "Cell",
@@ -166,8 +167,7 @@ def overall(request: Calibration, record: Any, tested: list[Cell]) -> list[RiskC
 
 def walk_delta(request: Calibration) -> float:
     """Return the share of δ of each walk: δ divided by the number of walks."""
-    walks = sum(each.among == "exits" for each in request.risks)
-    walks += any(each.among == "all" for each in request.risks) + bool(request.limits)
+    walks = len({each.among for each in request.risks}) + bool(request.limits)
     return request.delta / walks
 
 
@@ -196,6 +196,13 @@ def _refuse_missing_theorems(request: Calibration, record: Any) -> None:
         raise ValueError(
             "`control` must be ucb, or ltt in fixed sequence, for slices and costs: of several"
             " slices or walks only the failure probabilities add up, not the means of their risks."
+        )
+    if ROUTER in getattr(record, "settings", {}) and any(
+        each.among == "exits" for each in request.risks
+    ):
+        raise ValueError(
+            "`among='exits'` would count inputs that the router sends to the full model as exits"
+            " without loss. Promise the mean over all inputs, or calibrate without the router."
         )
     if record.sampling.population is not None:
         if isinstance(request.path, PilotPath):

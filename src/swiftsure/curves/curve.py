@@ -20,6 +20,7 @@ from swiftsure.curves.paths import GIVEN_SETTINGS, Path
 from swiftsure.curves.sample_order import SampleOrder, shuffling
 from swiftsure.curves.statistic import UNNAMED, Statistic
 from swiftsure.curves.units import Average, Units
+from swiftsure.curves.worst_share import worst_share
 from swiftsure.exits import ExitRule
 from swiftsure.losses import LossRange
 
@@ -223,6 +224,7 @@ class RiskCurve:
         return replace(
             self,
             thresholds=path.thresholds,
+            units=self.units.along(thresholds),
             data=self.data._replace(thresholds=thresholds),
             path=path,
         )
@@ -332,8 +334,11 @@ class RiskCurve:
         """Return the mean loss at each setting, (K,).
 
         It is over samples or groups, as `units.average` says; if it is selective, over the samples
-        that exit early, and 0 where none does.
+        that exit early, and 0 where none does. Of a worst share, it is the mean over that share.
         """
+        if self.follows:
+            chosen = self._rows(rows)
+            return np.asarray([self._worst_share(k, chosen) for k in range(self.n_settings)])
         counted = np.asarray(self.counted(rows))
         risk: Floats = self.totals(rows)[0] / np.where(counted > 0, counted, 1.0)
         return risk
@@ -354,12 +359,31 @@ class RiskCurve:
 
     def risk_at(self, index: int) -> float:
         """Return the mean loss at one setting: of the samples that exit early, if selective."""
+        if self.follows:
+            return self._worst_share(index, self._rows(None))
         total = self.loss_at(index).sum()
         if self.units.sizes is not None:
             return float(total / (self.units.sizes[:, index].sum() or 1.0))
         if self.statistic.selective:
             return float(total / max(1, self.left_at(index).sum()))
         return float(total / self.weight())
+
+    @property
+    def follows(self) -> bool:
+        """Whether a worst share counts from where the samples themselves cut it off."""
+        units, statistic = self.units, self.statistic
+        plain = not units.grouped and units.max_weight is None
+        known = plain or units.members is not None
+        return known and statistic.worst is not None and statistic.above is None
+
+    def _worst_share(self, index: int, rows: Rows) -> float:
+        part = 1.0 if self.statistic.worst is None else self.statistic.worst
+        if self.units.members is not None:
+            values, weights, _ = self.units.members.column(index, rows)
+            return worst_share(values, weights, part)
+        if self.statistic.selective:
+            rows = rows[self.left_at(index)[rows]]
+        return worst_share(self._column(index, rows)[:, 0], np.ones(len(rows)), part)
 
     def left_at(self, index: int) -> NDArray[np.bool_]:
         """Return which samples exit early at one setting, (n,)."""
@@ -512,7 +536,7 @@ class RiskCurve:
         """Return a curve with costs in place of losses; costs are means over all samples."""
         return replace(
             self,
-            statistic=replace(self.statistic, selective=False),
+            statistic=replace(self.statistic, selective=False, worst=None),
             units=replace(self.units, sizes=None),
             data=self.data._replace(values=values),
         )

@@ -12,6 +12,7 @@ from swiftsure._lib import kernels as _kernels
 from swiftsure.curves.conditions import Condition
 from swiftsure.curves.curve import RiskCurve
 from swiftsure.curves.units import Average, Units
+from swiftsure.curves.worst_share import Members
 from swiftsure.losses import LossRange
 
 __all__ = ["Sampling", "check_groups", "checked_weights"]
@@ -173,6 +174,7 @@ def _in_units(curve: RiskCurve, labels: Array | None, weights: Floats) -> RiskCu
             units,
             weights=None if equal else np.bincount(codes, weights) / divisors,
             sizes=sums(counted) if selective else None,
+            members=_members(curve, codes, weights, divisors),
         ),
         data=_kernels.Losses(
             table,
@@ -193,8 +195,19 @@ def _weighted(curve: RiskCurve, weights: Floats) -> RiskCurve:
         loss_range=LossRange(min(0.0, most * low), most * high),
         costs={k: _weighted_cost(curve, v, shares) for k, v in curve.costs.items()},
         full_costs={k: np.asarray(v) * shares for k, v in curve.full_costs.items()},
+        units=replace(
+            curve.units, members=_members(curve, np.arange(curve.n), weights, np.ones(curve.n))
+        ),
         data=curve.mapped(lambda losses, weight: losses * weight[:, None], weights),
     )
+
+
+def _members(curve: RiskCurve, codes: Array, weights: Floats, divisors: Array) -> Members | None:
+    """Return the single samples, if the units of a worst share have to look at each."""
+    if curve.statistic.worst is None or curve.statistic.above is not None:
+        return None
+    units, exits_only = np.arange(len(divisors)), curve.statistic.selective
+    return Members(curve.data, weights, codes, divisors, exits_only, units)
 
 
 def _weighted_cost(curve: RiskCurve, cost: Floats, shares: Floats) -> Floats:

@@ -44,30 +44,31 @@ def tail(curve: RiskCurve, above: float) -> RiskCurve:
     )
 
 
-def worst_mean(curve: RiskCurve, share: float, above: float = 0.0) -> RiskCurve:
-    """Return a curve whose risk is at least the mean loss of the worst share of the samples.
+def worst_mean(curve: RiskCurve, share: float, above: float | None = None) -> RiskCurve:
+    """Return a curve whose risk is the mean loss of the worst share of the samples.
 
     For every t, t + E[(loss − t)⁺] / share is at least that mean (the conditional value at
-    risk), and equal to it if t is the quantile that cuts off the share. With t = 0, the
-    default, it is equal if at most this share of the losses is above 0.
+    risk), and equal to it if t is the quantile that cuts off the share. Bets take t, at least 0,
+    from the units before the one that they bet on. Other tests count from 0, which is as good if
+    at most this share of the losses is above 0.
 
     Parameters
     ----------
     share : float
         In (0, 1), such as 0.1 for the worst tenth.
-    above : float
-        t, fixed before the data are seen.
+    above : float, optional
+        t, fixed before the data are seen; risks are then the upper estimate with this t.
 
     References
     ----------
     Rockafellar and Uryasev (2000), Optimization of conditional value-at-risk.
     """
     part = checks.between("worst", share, 0.0, 1.0)
-    limit = _limit(curve, above, "worst")
+    limit = _limit(curve, above or 0.0, "worst")
     return replace(
         curve,
         loss_range=LossRange(limit, limit + (curve.loss_range.high - limit) / part),
-        statistic=replace(curve.statistic, above=limit, worst=part),
+        statistic=replace(curve.statistic, above=None if above is None else limit, worst=part),
         data=curve.mapped(lambda losses: limit + np.maximum(losses - limit, 0.0) / part),
     )
 
@@ -79,10 +80,10 @@ def _limit(curve: RiskCurve, above: float, name: str) -> float:
         raise ValueError(f"`above` must be in [0, {curve.loss_range.high:g}), but got {limit:g}.")
     if curve.units.grouped or curve.units.max_weight is not None:
         raise ValueError(f"`{name}` must be asked for before samples are grouped or weighted.")
-    if curve.statistic.above is not None:
-        raise ValueError(
-            f"`{name}` cannot be asked of losses above {curve.statistic.above:g}, which are 0 or 1."
-        )
+    if curve.statistic.above is not None or curve.statistic.worst is not None:
+        held = f"losses above {curve.statistic.above or 0.0:g}, which are 0 or 1"
+        held = held if curve.statistic.worst is None else "losses of the worst share"
+        raise ValueError(f"`{name}` cannot be asked of {held}.")
     return limit
 
 
@@ -114,6 +115,6 @@ def cost_curve(curve: RiskCurve, name: str, largest: float) -> RiskCurve:
     return replace(
         curve,
         loss_range=LossRange(0, 1),
-        statistic=replace(curve.statistic, selective=False),
+        statistic=replace(curve.statistic, selective=False, worst=None),
         data=curve.mapped(lambda losses: np.tile(values, (len(losses), 1))),
     )

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftsure.curves.conditions import Condition
+from swiftsure.curves.worst_share import Members
 
 __all__ = ["Average", "Units"]
 
@@ -39,6 +40,8 @@ class Units:
         The largest weight, if losses are weighted.
     drawn_as : Condition or None
         What calibration and production samples are, if not draws of one distribution.
+    members : Members or None
+        The samples that rows were made of, if a worst share has to look at each of them.
     """
 
     grouped: bool = False
@@ -49,6 +52,7 @@ class Units:
     sizes: Floats | None = field(repr=False, default=None)
     max_weight: float | None = None
     drawn_as: Condition | None = None
+    members: Members | None = field(repr=False, default=None)
 
     @property
     def name(self) -> Literal["samples", "groups"]:
@@ -69,10 +73,17 @@ class Units:
 
     def take(self, rows: Rows, settings: slice = slice(None)) -> "Units":
         """Return the units of some rows, in that order, at some settings."""
-        if self.weights is None and self.sizes is None:
+        if self.weights is None and self.sizes is None and self.members is None:
             return self
         return replace(
             self,
             weights=None if self.weights is None else self.weights[rows],
             sizes=None if self.sizes is None else self.sizes[rows, settings],
+            members=None if self.members is None else self.members.take(rows, settings),
         )
+
+    def along(self, thresholds: NDArray[np.float32]) -> "Units":
+        """Return the units along another path."""
+        if self.members is None:
+            return self
+        return replace(self, members=self.members.along(thresholds))

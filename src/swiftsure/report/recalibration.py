@@ -223,23 +223,22 @@ class Recalibration:
         mask = np.ones(curve.n_settings, bool)
         mask[: 1 if curve.full_model_first else 0] = False
         along: list[tuple[RiskCurve, float]] = []
+        exiting: list[tuple[RiskCurve, float]] = []
         for k, each in zip(numbers, tested, strict=True):
             level, ordered = each.promise.epsilon, self.ordered[k]
             if each.curve.statistic.selective:
-                rows = np.arange(ordered.n)
-                alone_allowed = self.request.control.among_exits(
-                    ordered, level, share, rows, self.population
-                )
-                mask &= np.isin(np.arange(len(mask)), alone_allowed)
+                exiting.append((ordered, level))
             elif curve.branches is not None:
                 along.append((each.curve, level))
             else:
                 index = int(self._indices(k, np.asarray([level]), share)[0])
                 mask &= np.arange(len(mask)) <= index
-        if along:
-            curves, epsilons = zip(*along, strict=True)
-            passed = self.request.control.on_branches(curves, epsilons, share, self.population)
-            mask &= np.isin(np.arange(len(mask)), passed)
+        control = self.request.control
+        for walk, found in ((control.on_branches, along), (control.among_exits, exiting)):
+            if found:
+                curves, epsilons = zip(*found, strict=True)
+                passed = walk(curves, epsilons, share, self.population)
+                mask &= np.isin(np.arange(len(mask)), passed)
         if request.limits:
             if share not in self._costs:
                 self._costs[share] = within_costs(request, self.record, len(mask), share)

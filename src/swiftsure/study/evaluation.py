@@ -216,6 +216,8 @@ class _Runs:
             outside = np.asarray(total[name] - inside[name])
             sums = total[name] * pool[name] - inside[name] * part[name]
             means[name] = np.where(outside > 0, sums / np.where(outside > 0, outside, 1.0), 0.0)
+        if curve.follows:  # the worst share of a whole is not made of those of its parts
+            means["risk"] = curve.risk(test)
         full = {name: self._full(name, curve, test) for name in means}
         full_part = {name: self._full(name, curve, calibration) for name in means}
         for label, chosen in self._choices(calibration).items():

@@ -101,6 +101,7 @@ class TestedRows:
                 n_samples=self.n_samples if units.grouped else None,
                 weights=None if units.weights is None else self.weights.values[:, 0],
                 sizes=None if units.sizes is None else self.sizes.values,
+                members=None,
             ),
             data=self.losses,
         )
@@ -122,7 +123,8 @@ class Growth:
 
     Only the first setting of a walk that is not certified yet is bet on; a later one is caught up
     when its turn comes, so each bet passes each sample at most once. Promises about all samples
-    share one walk; those about the samples that exit early have one from each of several starts.
+    share one walk; those about the samples that exit early share one from each of several starts.
+    These keep their shares of δ: the bets on a setting aim at one level.
     """
 
     def __init__(self, cells: list[Cell], delta: float, horizon: int) -> None:
@@ -140,10 +142,10 @@ class Growth:
         together = [k for k, cell in enumerate(cells) if not cell.curve.statistic.selective]
         if together:
             self._walks.append(self._new_walk(together, delta, self.start))
-        for promise in dict.fromkeys(c.promise for c in cells if c.curve.statistic.selective):
-            own = [k for k, cell in enumerate(cells) if cell.promise == promise]
+        exiting = [k for k, cell in enumerate(cells) if cell.curve.statistic.selective]
+        if exiting:
             starts = walk_starts(first, self.start)
-            self._walks += [self._new_walk(own, delta / len(starts), k) for k in starts]
+            self._walks += [self._new_walk(exiting, delta / len(starts), k) for k in starts]
         self._certified: list[list[int]] = [[] for _ in self._walks]
 
     def _new_walk(self, tested: list[int], delta: float, start: int) -> _Walk:
@@ -167,10 +169,10 @@ class Growth:
         """The last certified setting; None if there is none."""
         mask = np.ones(self.tested[0].cell.curve.n_settings, bool)
         mask[: self.start] = False
-        for promise in dict.fromkeys(each.cell.promise for each in self.tested):
+        for selective in {each.cell.curve.statistic.selective for each in self.tested}:
             alone = np.zeros_like(mask)
             for walk, certified in zip(self._walks, self._certified, strict=True):
-                if any(self.tested[k].cell.promise == promise for k in walk.tested):
+                if self.tested[walk.tested[0]].cell.curve.statistic.selective == selective:
                     alone[certified] = True
             mask &= alone
         found = np.flatnonzero(mask)

@@ -13,6 +13,7 @@ from swiftsure._lib import kernels as _kernels
 from swiftsure.certify.bounds import _bets
 from swiftsure.certify.bounds.base import BOUNDS, Bound, smallest_certified
 from swiftsure.curves.curve import RiskCurve
+from swiftsure.curves.worst_share import followed
 
 __all__ = ["BettingBound"]
 
@@ -44,7 +45,7 @@ class BettingBound(Bound):
         self, curve: RiskCurve, rows: Rows, epsilons: Floats, delta: float, start: int, pool: int
     ) -> NDArray[np.int64]:
         """Walk the path with one bet per setting, each stopped as soon as it is decided."""
-        if curve.units.in_tests is not None:
+        if curve.units.in_tests is not None or curve.follows:
             return self._select_weighted(curve, rows, epsilons, delta, start)
         seen = curve.data, _kernels.inclusive_thresholds(curve.data), rows
         test = self._test(curve, 0.0, delta, pool)
@@ -84,7 +85,8 @@ class BettingBound(Bound):
         """Invert the test, which is monotone in ε, by bisection."""
         # Copy the column in test order, so that memory access is linear.
         order = curve.storage.arange(len(rows))
-        curve, rows, setting = curve.only(setting, rows), order, 0
+        alone = followed if curve.follows else RiskCurve.only
+        curve, rows, setting = alone(curve, setting, rows), order, 0
 
         def certified(epsilon: float) -> bool:
             return self._certifies(curve, rows, setting, epsilon, delta, pool)
@@ -95,6 +97,8 @@ class BettingBound(Bound):
         return smallest_certified(certified, curve.loss_range, mean, 3e-2 / np.sqrt(len(rows)))
 
     def _p(self, curve: RiskCurve, rows: Rows, setting: int, epsilon: float, pool: int) -> float:
+        if curve.follows:
+            curve, rows, setting = followed(curve, setting, rows), np.arange(len(rows)), 0
         if not self.star:  # the largest wealth of bets tuned for one fixed δ
             least = self._deficit(curve, rows, setting, epsilon, WSR_DELTA, OUT_OF_REACH, pool)
             return float(min(1.0, np.exp(least - np.log(OUT_OF_REACH))))
@@ -123,6 +127,8 @@ class BettingBound(Bound):
         pool: int,
     ) -> float:
         """Return the smallest log(goal / wealth) of a bet; at most 0 if the goal was reached."""
+        if curve.follows:
+            curve, rows, setting = followed(curve, setting, rows), np.arange(len(rows)), 0
         test = self._test(curve, epsilon, delta, pool)
         if curve.units.in_tests is not None:
             groups = curve.data.values, curve.units.in_tests, rows
