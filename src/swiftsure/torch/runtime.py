@@ -171,11 +171,14 @@ class EarlyExit(nn.Module):
         found._stages = self._stages
         return found
 
-    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Write the network, its heads and the policy to a folder of safetensors and JSON."""
+    def save_pretrained(self, folder: str | os.PathLike[str], tokenizer: Any = None) -> None:
+        """Write the network, its heads and the policy to a folder of safetensors and JSON.
+
+        With its tokenizer, `swiftsure serve` takes texts.
+        """
         from swiftsure.torch import pretrained
 
-        pretrained.save(self.model, folder, self.policy)
+        pretrained.save(self.model, folder, self.policy, tokenizer)
 
     @classmethod
     def from_pretrained(
@@ -220,6 +223,7 @@ class EarlyExit(nn.Module):
         policy = self.policy
         return fingerprint(self.model, temperatures=policy.temperatures, dtype=policy.dtype)
 
+<<<<<<< HEAD
     def forward(
         self,
         batch: Any,
@@ -227,12 +231,31 @@ class EarlyExit(nn.Module):
         slices: Sequence[Any] | None = None,
     ) -> ExitOutput:
         """Run a batch and return its results in the same order.
+=======
+    @property
+    def config(self) -> Any:
+        """Configuration of a network of transformers."""
+        return self.model.network.config  # type: ignore[attr-defined]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network is."""
+        return model_device(self.model) or torch.device("cpu")
+
+    def can_generate(self) -> bool:
+        """Return False, for pipelines of transformers."""
+        return False
+
+    def forward(self, batch: Any = None, ids: Sequence[str] | None = None, **inputs: Any) -> Any:
+        """Run a batch and return its results in the same order, as an `ExitOutput`.
+>>>>>>> main
 
         Parameters
         ----------
         batch
         ids : list of str, optional
             Ids of the requests, for audits; new ones by default (`swiftsure.monitor.request_ids`).
+<<<<<<< HEAD
         slices : sequence, optional
             The slice of each sample, under a policy of slices; unknown ones run the full model.
         """
@@ -240,11 +263,21 @@ class EarlyExit(nn.Module):
             return self._run_slices(self._by_slice, batch, slices)
         if (slices is None) != (self._by_slice is None):
             raise ValueError("`slices` must be given under a policy of slices, and only there.")
+=======
+        **inputs
+            Instead of `batch`, the arguments of a network of transformers. The result is then a
+            `SequenceClassifierOutput`, so that `pipeline(model=fast)` works.
+        """
+        if inputs:
+            from transformers.modeling_outputs import SequenceClassifierOutput
+
+            out = self(inputs if batch is None else {"input_ids": batch, **inputs}, ids)
+            return SequenceClassifierOutput(logits=out.outputs)
+>>>>>>> main
         with self.context(batch):
             if self.auditor is None:
                 return self._run(batch)
-            audited: ExitOutput = self.auditor.run(self, batch, self._run, ids)
-            return audited
+            return self.auditor.run(self, batch, self._run, ids)
 
     def _run_slices(
         self, by_slice: "BySlice[EarlyExit]", batch: Any, slices: Sequence[Any]
