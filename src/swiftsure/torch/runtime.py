@@ -223,15 +223,6 @@ class EarlyExit(nn.Module):
         policy = self.policy
         return fingerprint(self.model, temperatures=policy.temperatures, dtype=policy.dtype)
 
-<<<<<<< HEAD
-    def forward(
-        self,
-        batch: Any,
-        ids: Sequence[str] | None = None,
-        slices: Sequence[Any] | None = None,
-    ) -> ExitOutput:
-        """Run a batch and return its results in the same order.
-=======
     @property
     def config(self) -> Any:
         """Configuration of a network of transformers."""
@@ -246,24 +237,22 @@ class EarlyExit(nn.Module):
         """Return False, for pipelines of transformers."""
         return False
 
-    def forward(self, batch: Any = None, ids: Sequence[str] | None = None, **inputs: Any) -> Any:
+    def forward(
+        self,
+        batch: Any = None,
+        ids: Sequence[str] | None = None,
+        slices: Sequence[Any] | None = None,
+        **inputs: Any,
+    ) -> Any:
         """Run a batch and return its results in the same order, as an `ExitOutput`.
->>>>>>> main
 
         Parameters
         ----------
         batch
         ids : list of str, optional
             Ids of the requests, for audits; new ones by default (`swiftsure.monitor.request_ids`).
-<<<<<<< HEAD
         slices : sequence, optional
             The slice of each sample, under a policy of slices; unknown ones run the full model.
-        """
-        if self._by_slice is not None and slices is not None:
-            return self._run_slices(self._by_slice, batch, slices)
-        if (slices is None) != (self._by_slice is None):
-            raise ValueError("`slices` must be given under a policy of slices, and only there.")
-=======
         **inputs
             Instead of `batch`, the arguments of a network of transformers. The result is then a
             `SequenceClassifierOutput`, so that `pipeline(model=fast)` works.
@@ -271,9 +260,12 @@ class EarlyExit(nn.Module):
         if inputs:
             from transformers.modeling_outputs import SequenceClassifierOutput
 
-            out = self(inputs if batch is None else {"input_ids": batch, **inputs}, ids)
+            out = self(inputs if batch is None else {"input_ids": batch, **inputs}, ids, slices)
             return SequenceClassifierOutput(logits=out.outputs)
->>>>>>> main
+        if self._by_slice is not None and slices is not None:
+            return self._run_slices(self._by_slice, batch, slices)
+        if (slices is None) != (self._by_slice is None):
+            raise ValueError("`slices` must be given under a policy of slices, and only there.")
         with self.context(batch):
             if self.auditor is None:
                 return self._run(batch)
