@@ -42,6 +42,7 @@ from swiftsure.serve.openai import (
     encoded,
     event,
     parse_request,
+    refusal,
     slice_of,
 )
 from swiftsure.serve.openapi import openapi
@@ -347,7 +348,7 @@ class ProxyService(Service):
             # The type alone: a message may hold a part of the prompt.
             log.error("request %s failed: %s", name, type(error).__name__)
             error = ApiError(500, "The proxy failed on this request.", "api_error")
-        return _refusal(error, name)
+        return refusal(error, name)
 
     def _counted(self, response: Response) -> Response:
         self.metrics.count(response.status_code)
@@ -356,7 +357,7 @@ class ProxyService(Service):
     def refusal(self, error: RefusedError, name: str | None = None) -> Response:
         """Return what a client is told whose request is refused, in OpenAI's form."""
         code = {401: "invalid_api_key", 403: "foreign_origin"}.get(error.status)
-        return _refusal(ApiError(error.status, str(error), code=code), name)
+        return refusal(ApiError(error.status, str(error), code=code), name)
 
     async def _answer(
         self, name: str, asked: ApiRequest, slice_name: str | None
@@ -539,7 +540,7 @@ class ProxyService(Service):
         name = request.path_params["name"]
         found = self._models().get(name)
         if found is None:
-            return _refusal(_no_such_model(name, *self._cascades()))
+            return refusal(_no_such_model(name, *self._cascades()))
         return JSONResponse(found)
 
     def _cascades(self) -> list[str]:
@@ -588,12 +589,12 @@ async def _not_here(request: Request, error: Exception) -> Response:
     path = request.url.path[:200]
     if status == 405:
         text = f"{path} does not answer {request.method}."
-        return _refusal(ApiError(405, text, code="method_not_allowed"))
+        return refusal(ApiError(405, text, code="method_not_allowed"))
     text = (
         f"The proxy has no {path}; it answers /v1/chat/completions, /v1/completions, /v1/responses,"
         " /v1/embeddings and /v1/models."
     )
-    return _refusal(ApiError(status, text, code="unknown_url"))
+    return refusal(ApiError(status, text, code="unknown_url"))
 
 
 HANDLERS: dict[str, Any] = {"exception_handlers": {HTTPException: _not_here}}
@@ -612,13 +613,6 @@ def _relayed(each: dict[str, Any], asked: ApiRequest) -> bytes | None:
             return None
         each = {key: value for key, value in each.items() if key != "usage"}
     return event(each)
-
-
-def _refusal(error: ApiError, name: str | None = None) -> Response:
-    headers = {} if name is None else {"x-request-id": name}
-    if error.retry_after is not None:
-        headers["Retry-After"] = str(max(1, round(error.retry_after)))
-    return JSONResponse(error.content(), error.status, headers)
 
 
 def _ascii(text: str) -> str:
