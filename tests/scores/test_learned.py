@@ -131,7 +131,7 @@ def test_studies_leave_the_pilot_out(learned, record):
 
 def test_a_record_without_the_scores_is_refused(learned):
     record = ss.ExitRecord([[0.9] * 3] * 50, losses={"zero_one": [[0.0] * 4] * 50})
-    with pytest.raises(ValueError, match="lacks top_diff, entropy"):
+    with pytest.raises(ValueError, match="lacks top_diff: make it"):
         ss.calibrate(record, loss="zero_one", epsilon=0.1, score=learned)
 
 
