@@ -66,7 +66,7 @@ def test_an_exit_that_always_agrees_is_not_certain(parts):
     apart[:, 1] = 0.0
     learned = ss.LearnedScore.fit(replace(pilot, inconsistencies={"zero_one": apart}))
     sure = learned.confidences(pilot.confidences)[:, 1]
-    assert sure.mean() > 0.98
+    assert sure.mean() > 0.95
     assert 0.9 < sure.min() < sure.max() < 1.0
 
 
