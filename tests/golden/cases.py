@@ -564,6 +564,14 @@ def cascade_with_a_price():
 
 
 @policy
+def cascade_with_a_router():
+    record = cascade_record()
+    hopeless = np.asarray(1 - record.confidences["top1"][:, 0]) ** 2
+    both = record.routed(hopeless, cost={"usd": 0.0625})
+    return calibrated(both, epsilon=0.1, path=ss.Path.learn(0.25, cost="usd"))
+
+
+@policy
 def cascade_that_costs_more_than_its_large_model():
     return calibrated(cascade_record(dear=1.25), epsilon=0.1)
 

@@ -463,9 +463,9 @@ def test_other_paths_answer_in_the_form_that_clients_know(setup):
     assert caught.value.code == "model_not_found"
     with pytest.raises(openai.NotFoundError) as caught:
         setup.client.embeddings.create(model="cascade", input="x")
-    assert caught.value.code == "unknown_url"
+    assert caught.value.code == "model_not_found"
     with pytest.raises(openai.NotFoundError) as caught:
-        setup.client.responses.create(model="cascade", input="x")
+        setup.client.images.generate(model="cascade", prompt="x")
     assert caught.value.code == "unknown_url"
     status, content = Client(setup.address).get("/v1/chat/completions")
     assert (status, content["error"]["code"]) == (405, "method_not_allowed")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from swiftsure.cascade.answer_features import DEFAULT_ANSWER_FEATURES, feature_values
 from swiftsure.cascade.answer_log import AnswerKey
 from swiftsure.cascade.answer_losses import answer_tables, chosen_losses
 from swiftsure.cascade.answers import Answer
@@ -18,18 +19,22 @@ from swiftsure.cascade.judging import Judge, judge_tables
 from swiftsure.cascade.models import Model, TorchModel, identity_digest, model_of
 from swiftsure.cascade.request_kinds import REQUESTS, features_of_inputs
 from swiftsure.cascade.retrying import Backoff
+from swiftsure.cascade.router import Router
 from swiftsure.cascade.running import CascadeRunner, run_coroutine
+from swiftsure.cascade.wrapping import LearnedConfidence
 from swiftsure.certify.calibration import DELTA, Calibration, Missing, stated_promises
 from swiftsure.certify.control import Control
 from swiftsure.certify.policy import Policy
 from swiftsure.certify.promise import CostPromise, Promise
 from swiftsure.certify.slices import SlicedPolicy
 from swiftsure.curves.paths import PathLike
-from swiftsure.curves.pilots import PilotPath
+from swiftsure.curves.pilots import PilotPath, learned_on
 from swiftsure.losses import LossRange
 from swiftsure.records import ExitRecord
 from swiftsure.records.checks import gap_is_known_by_agreement
+from swiftsure.records.routing import ROUTER
 from swiftsure.run.binding import PolicyBinding
+from swiftsure.scores import LearnedScore
 
 if TYPE_CHECKING:
     from swiftsure.torch import Cascade as StagedCascade
@@ -37,6 +42,8 @@ if TYPE_CHECKING:
 __all__ = ["Cascade", "record_of_answers"]
 
 SECONDS = "seconds"
+ROUTER_PILOT = 0.25
+"""Share of the samples that finds the settings of a router and thresholds, by default."""
 SYSTEM_NAME, RECORD_FROM = "cascade", "Cascade.collect"
 
 
@@ -55,7 +62,8 @@ class Cascade:
         - a PyTorch classifier in evaluation mode. To run modules on whole batches and devices, see
           `staged`.
 
-        The last is the one that the others are compared with.
+        The last is the one that the others are compared with. A `Router` may stand before the
+        first: inputs that it finds hopeless enough go straight to the last model.
     scores : str or several
         Confidences to decide by, among `swiftsure.cascade.ANSWER_SCORES` or names in
         `Answer.scores`. A record holds all of them; a policy uses one.
@@ -82,8 +90,12 @@ class Cascade:
         self.models: list[Model] = [model_of(model, name) for name, model in named]
         self._given = list(models.values()) if isinstance(models, Mapping) else list(models)
         self.names = list(models) if isinstance(models, Mapping) else _names(self.models)
-        if len(self.models) < 2:
-            raise ValueError(f"`models` must be at least 2, but got {len(self.models)}.")
+        self.router = self.models[0] if isinstance(self.models[0], Router) else None
+        others = self.models if self.router is None else self.models[1:]
+        if len(others) < 2:
+            raise ValueError(f"`models` must be at least 2, but got {len(others)}.")
+        if any(isinstance(model, Router) for model in others):
+            raise ValueError("`models` may have one Router, before all others.")
         warn_of_prices(self.models)
         self.scores = [scores] if isinstance(scores, str) else list(scores)
         if not self.scores:
@@ -202,6 +214,7 @@ class Cascade:
         judges = [each for each in _listed(losses) if isinstance(each, Judge)]
         try:
             found = await ask_all(self.models, values, keys, **options)
+            routes = None if self.router is None else found.pop(0)
             answers = [[answer for answer, _ in row] for row in found]
             graded = {
                 judge.name: await _grades(judge, values, answers, known, options)
@@ -210,18 +223,103 @@ class Cascade:
         finally:
             for model in (*self.models, *(judge.grader() for judge in judges)):
                 await model.close()
-        return record_of_answers(
+        record = record_of_answers(
             answers,
             known,
             graded=graded,
             seconds=np.asarray([[seconds for _, seconds in row] for row in found]).T,
             losses=losses,
             scores=self.scores,
-            names=self.names,
+            names=self.names if routes is None else self.names[1:],
             ids=ids,
             fingerprint=self.fingerprint,
             inputs=values,
         )
+        for model in self.models:
+            for what, pilot in model.pilots.items():
+                if what != "router":
+                    pilot.refuse(record, what)
+                    record = replace(record, settings=learned_on(record.settings, what, pilot))
+        return record if routes is None else self._routed(record, routes)
+
+    def _routed(self, record: ExitRecord, routes: Sequence[tuple[Answer, float]]) -> ExitRecord:
+        """Return the record with what the router said, and took."""
+        cost = {} if self.router is None else dict(self.router.cost)
+        return record.routed(
+            [answer.confidence for answer, _ in routes],  # type: ignore[arg-type]
+            cost={SECONDS: [seconds for _, seconds in routes], **cost},
+            pilot=None if self.router is None else self.router.pilot,
+        )
+
+    def learn(
+        self,
+        inputs: Any,
+        *,
+        features: Sequence[str] = DEFAULT_ANSWER_FEATURES,
+        loss: Any = None,
+        ids: ArrayLike | None = None,
+        folder: str | os.PathLike[str] | None = None,
+        concurrency: int = 8,
+        backoff: Backoff | None = None,
+        progress: bool | None = None,
+    ) -> "Cascade":
+        """Return the cascade with confidences learned from questions and answers, without labels.
+
+        Each model before the last gets a `LearnedConfidence`: a logistic regression on features of
+        the question and its answer, fitted to how often it agrees with the last model.
+
+        **Guarantee**: the inputs must not be among those that calibrate, which certificates state.
+        Ids are compared; without ids nothing recognises them.
+
+        Parameters
+        ----------
+        inputs : sequence
+            Some hundred questions that will not calibrate.
+        features : sequence of str
+            Among `swiftsure.cascade.ANSWER_FEATURES`.
+        loss : str or AnswerLoss, optional
+            What disagreement with the last model is; by default as in `collect`.
+        ids, folder, concurrency, backoff, progress
+            As in `collect`.
+
+        Examples
+        --------
+        >>> def small(question):
+        ...     return Answer("I don't know." if question % 3 else "odd")
+        >>> large = lambda question: Answer("odd")
+        >>> cascade = Cascade({"small": small, "large": large}).learn(range(90), ids=range(90))
+        >>> cascade.run(None).models[0].score.features[:2]
+        ('question_length', 'answer_length')
+        """
+        if self.router is not None:
+            raise ValueError("`learn` confidences first, and fit the router after it.")
+        values = inputs if hasattr(inputs, "shape") else list(inputs)
+        listed = None if ids is None else np.asarray(ids).tolist()
+        own = input_keys(values, listed)
+        keys = [[AnswerKey(model_key(m), *each) for each in own] for m in self.models]
+        options: dict[str, Any] = {"folder": folder, "concurrency": concurrency}
+        options |= {"backoff": backoff or Backoff(), "progress": progress}
+
+        async def ask() -> list[list[Answer]]:
+            try:
+                found = await ask_all(self.models, values, keys, **options)
+            finally:
+                for model in self.models:
+                    await model.close()
+            return [[answer for answer, _ in row] for row in found]
+
+        answers = run_coroutine(ask())
+        (chosen, *_) = chosen_losses(loss, answers)
+        apart = answer_tables(chosen, answers, None)[1] / chosen.range.high
+        models: dict[str, Any] = {}
+        each = [rows_of(values, [i])[0] for i in range(len(values))]
+        for k, (name, model) in enumerate(zip(self.names[:-1], self.models[:-1], strict=True)):
+            table = [
+                [feature_values(features, v, a)] for v, a in zip(each, answers[k], strict=True)
+            ]
+            score = LearnedScore.fit_features(table, 1 - apart[:, [k]], features, ids=ids)
+            models[name] = LearnedConfidence(model, score)
+        return Cascade({**models, self.names[-1]: self.models[-1]}, scores=self.scores)
 
     def calibrate(
         self,
@@ -254,15 +352,17 @@ class Cascade:
             of everything here, except that the cascade's first confidence decides if its rule
             names none.
         loss, epsilon, risk, delta, control, path, missing
-            As in `swiftsure.calibrate`.
+            As in `swiftsure.calibrate`. With a router, the default path is `Path.learn(0.25)`: a
+            quarter of the samples finds the settings of both dials, and the others certify them.
         cost : str, optional
             The cost to compare; by default the price, the first of `full_costs` besides seconds.
         """
         if SECONDS in record.costs and isinstance(record, ExitRecord):
             # What is slower than nearly all answers hangs, for those who run the policy.
-            each = np.diff(record.costs[SECONDS], axis=-1, prepend=0.0)
-            slow = np.quantile(np.atleast_2d(each), 0.99, axis=0).tolist()
+            slow = np.quantile(_seconds_alone(record), 0.99, axis=0).tolist()
             record = replace(record, settings={**record.settings, SECONDS: slow})
+        if path is None and not isinstance(promises, Calibration) and ROUTER in record.settings:
+            path = PilotPath(ROUTER_PILOT)
         if isinstance(promises, Calibration):
             others = (loss, epsilon, risk, delta, control, path, missing, cost)
             if others != (None, None, None, DELTA, "ucb", None, "raise", None):
@@ -382,6 +482,15 @@ def record_of_answers(
         fingerprint=fingerprint,
         settings={} if features is None else {REQUESTS: features},
     )
+
+
+def _seconds_alone(record: ExitRecord) -> NDArray[np.float64]:
+    """Return the seconds of each model's answers alone, (n, n_models)."""
+    total = np.atleast_2d(record.costs[SECONDS])
+    if ROUTER not in record.settings:
+        return np.asarray(np.diff(total, axis=-1, prepend=0.0))
+    router = (total[:, 0] - np.asarray(record.full_costs[SECONDS]))[:, None]
+    return np.hstack([router, np.diff(total[:, 1:], axis=-1, prepend=router)])
 
 
 def _listed(losses: Any) -> list[Any]:

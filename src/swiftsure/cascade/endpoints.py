@@ -159,9 +159,9 @@ class Endpoint(Model):
         """Send a request and return the JSON of its response."""
         return self.parse(await self.send(body))
 
-    async def send(self, body: Mapping[str, Any]) -> bytes:
-        """Send a request and return its response as it came."""
-        async with self.post(body) as response:
+    async def send(self, body: Mapping[str, Any], path: str | None = None) -> bytes:
+        """Send a request and return its response as it came; `path` is that of another API."""
+        async with self.post(body, path) as response:
             parts, size = [], 0
             async for part in response.content.iter_any():
                 size += len(part)
@@ -188,8 +188,12 @@ class Endpoint(Model):
             ) from None
 
     @asynccontextmanager
-    async def post(self, body: Mapping[str, Any]) -> AsyncIterator["ClientResponse"]:
+    async def post(
+        self, body: Mapping[str, Any], path: str | None = None
+    ) -> AsyncIterator["ClientResponse"]:
         """Send a request and yield its response, of status 200; for streams too.
+
+        `path` is that of another API, such as "embeddings".
 
         Raises
         ------
@@ -199,9 +203,10 @@ class Endpoint(Model):
         import aiohttp
 
         content = json.dumps(dict(body)).encode()
+        url = self.url if path is None else f"{self.base_url}/{path}"
         try:
             async with self._session().post(
-                self.url, data=content, headers=self.headers(), allow_redirects=False
+                url, data=content, headers=self.headers(), allow_redirects=False
             ) as response:
                 if response.status != 200:
                     raise await self._refused(response)

@@ -6,11 +6,14 @@ import inspect
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from swiftsure.cascade.answers import Answer, plain
+
+if TYPE_CHECKING:
+    from swiftsure.curves.pilots import Learned, PilotSamples
 
 __all__ = ["BatchModel", "CallableModel", "Model", "identity_digest", "model_of"]
 
@@ -19,6 +22,8 @@ class Model(ABC):
     """One model of a cascade. To add a kind of model, subclass it and write `answer`."""
 
     name: str = "model"
+    is_router: bool = False
+    """Whether its confidence is that only the last model can answer."""
 
     @abstractmethod
     async def answer(self, value: Any) -> Answer:
@@ -27,6 +32,11 @@ class Model(ABC):
     def identity(self) -> dict[str, Any] | None:
         """Return, as JSON, what its answers depend on; None if that is not known."""
         return None
+
+    @property
+    def pilots(self) -> "dict[Learned, PilotSamples]":
+        """The samples that the model or its confidence was learned on, by what was learned."""
+        return {}
 
     async def close(self) -> None:  # noqa: B027 (most models hold nothing)
         """Release connections of the running event loop."""

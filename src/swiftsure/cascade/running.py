@@ -106,6 +106,8 @@ class Routing(NamedTuple):
         Of those that answered, by unit.
     error : Exception, optional
         Why the last of those failed.
+    routed : bool
+        Whether a router sent the input to the last model.
     """
 
     answer: Answer | None
@@ -114,6 +116,7 @@ class Routing(NamedTuple):
     confidences: tuple[float | None, ...] = ()
     cost: Mapping[str, float] = MappingProxyType({})
     error: Exception | None = None
+    routed: bool = False
 
 
 class _Levels(NamedTuple):
@@ -218,8 +221,11 @@ class CascadeRunner:
             except Exception as error:
                 return Routing(None, last, asked, (*confidences, None), dict(cost), error)
             confidences = (*confidences, sure)
-            if levels.exits(k, sure):
-                return Routing(found, k, asked, confidences, dict(cost))
+            if not levels.exits(k, sure):
+                continue
+            if model.is_router:
+                return Routing(None, last, asked, confidences, dict(cost), routed=True)
+            return Routing(found, k, asked, confidences, dict(cost))
         return Routing(None, last, asked, confidences, dict(cost))
 
     async def answer(self, value: Any, slice_name: str | None = None) -> Decision:
@@ -278,12 +284,13 @@ class CascadeRunner:
         seen: dict[int, tuple[float | None, ...]] = dict.fromkeys(range(len(inputs)), ())
         bills: dict[int, Counter[str]] = {row: Counter() for row in seen}
         failed: dict[int, tuple[str, ...]] = {}
+        sent_on: set[int] = set()  # to the last model
         for k, model in enumerate(self.models):
             rows = [
                 row
                 for row in seen
                 if row not in found
-                and (k == last or (row not in failed and self.can_exit(k, slices[row])))
+                and (k == last or (row not in sent_on and self.can_exit(k, slices[row])))
             ]
             size = model.batch_size if isinstance(model, BatchModel) else 1
             for start in range(0, len(rows), size):
@@ -295,6 +302,7 @@ class CascadeRunner:
                     if k == last:
                         raise
                     failed |= dict.fromkeys(part, (described(error),))
+                    sent_on.update(part)
                     seen |= {row: (*seen[row], None) for row in part}
                     continue
                 for row, answer, level in zip(part, answers, sure, strict=True):
@@ -303,13 +311,18 @@ class CascadeRunner:
                         seen[row] = (*seen[row], level)
                         if not self.leaves(k, level, slices[row]):
                             continue
+                        if model.is_router:
+                            sent_on.add(row)
+                            continue
                     why = failed.get(row, ())
                     found[row] = Decision(answer, k, seen[row], dict(bills[row]), why)
         return [found[row] for row in seen]
 
     def _sure(self, model: Model, answer: Answer) -> float:
         """Return the confidence of an answer of a model before the last."""
-        sure = answer_confidence(answer, self.score)
+        # A router has one confidence, whatever the score of the others.
+        score = "confidence" if model.is_router else self.score
+        sure = answer_confidence(answer, score)
         if sure is None or np.isnan(sure):
             raise ValueError(f"{model.name} gave no confidence {self.score!r}.")
         return sure

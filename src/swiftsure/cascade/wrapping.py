@@ -1,24 +1,37 @@
-"""Wrappers that give a model a confidence: self-consistency, a verifier, recalibration."""
+"""Wrappers that give a model a confidence: self-consistency, a verifier, a learned score."""
 
 import asyncio
+import copy
 import inspect
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 from swiftsure._lib import checks
+from swiftsure.cascade.answer_features import feature_values, question_text
 from swiftsure.cascade.answers import Answer
 from swiftsure.cascade.confidences import answer_confidence
+from swiftsure.cascade.judging import Judge
 from swiftsure.cascade.models import Model, model_of
 from swiftsure.cascade.recalibrating import Recalibration
+from swiftsure.curves.pilots import Learned, PilotSamples
 from swiftsure.losses.text import normalised
+from swiftsure.scores import LearnedScore
 
-__all__ = ["Recalibrated", "SelfConsistency", "Verified"]
+__all__ = ["LearnedConfidence", "Recalibrated", "SelfConsistency", "Verified", "Wrapper"]
+
+PROMPT = """How sure are you that the answer to the question is right? Reply with one number and
+nothing else, from {low:g}, surely wrong, to {high:g}, surely right.
+
+Question: {input}
+Answer: {answer}
+Number:"""
 
 
-class _Wrapper(Model):
-    """A model around another one."""
+class Wrapper(Model):
+    """A model around another one, which it asks."""
 
     def __init__(self, model: Any, name: str | None = None) -> None:
         self.model = model_of(model)
@@ -28,12 +41,24 @@ class _Wrapper(Model):
         inner = self.model.identity()
         return None if inner is None else {type(self).__name__: {**own, "model": inner}}
 
+    @property
+    def pilots(self) -> dict[Learned, PilotSamples]:
+        """Those of the model."""
+        return self.model.pilots
+
+    def around(self, model: Model) -> Self:
+        """Return the same wrappers around another innermost model."""
+        found = copy.copy(self)
+        inner = self.model
+        found.model = inner.around(model) if isinstance(inner, Wrapper) else model
+        return found
+
     async def close(self) -> None:
         """Release connections of the model."""
         await self.model.close()
 
 
-class SelfConsistency(_Wrapper):
+class SelfConsistency(Wrapper):
     """Ask a model several times; the confidence is the share of samples that give its answer.
 
     The answer is the most frequent one, and the first of them where several are. The cost is that
@@ -84,28 +109,31 @@ class SelfConsistency(_Wrapper):
         return None if self.key is not None else self._identity(k=self.k)
 
 
-class Verified(_Wrapper):
+class Verified(Wrapper):
     """A model whose confidence is what a verifier says about its answer.
 
     Parameters
     ----------
     model
         As in `Cascade`.
-    verifier : callable
+    verifier : callable, or Endpoint, or Judge
         (input, answer) -> confidence in [0, 1]; plain or async. It may return an `Answer` whose
-        confidence counts and whose cost is added.
+        confidence counts and whose cost is added. A language model is asked how sure it is that the
+        answer is right, from 0 to 100; a `Judge` says with which prompt and grades.
     """
 
-    def __init__(
-        self, model: Any, verifier: Callable[[Any, Any], Any], *, name: str | None = None
-    ) -> None:
+    def __init__(self, model: Any, verifier: Any, *, name: str | None = None) -> None:
         super().__init__(model, name)
+        if isinstance(verifier, Model):
+            verifier = Judge(verifier, 0, 100, PROMPT, "verifier")
         self.verifier = verifier
 
     async def answer(self, value: Any) -> Answer:
         """Return the model's answer with the verifier's confidence."""
         found = await self.model.answer(value)
-        if inspect.iscoroutinefunction(self.verifier):
+        if isinstance(self.verifier, Judge):
+            said: Any = await self._judged(self.verifier, value, found)
+        elif inspect.iscoroutinefunction(self.verifier):
             said = await self.verifier(value, found.answer)
         else:
             said = await asyncio.to_thread(self.verifier, value, found.answer)
@@ -117,13 +145,67 @@ class Verified(_Wrapper):
         scores = {**found.scores, "verifier": verdict.confidence}
         return replace(found, confidence=verdict.confidence, cost=dict(cost), scores=scores)
 
+    async def _judged(self, judge: Judge, value: Any, found: Answer) -> Answer:
+        """Return a judge's grade as a confidence; none if the reply holds no grade."""
+        asked = judge.question(question_text(value) or value, found.answer, None)
+        reply = await judge.grader().answer(asked)
+        loss = judge.loss(reply)
+        return Answer(None, None if math.isnan(loss) else 1.0 - loss, reply.cost)
+
+    async def close(self) -> None:
+        """Release connections of the model and of the verifier."""
+        await super().close()
+        if isinstance(self.verifier, Judge):
+            await self.verifier.grader().close()
+
     def identity(self) -> dict[str, Any] | None:
-        """Return None, unless the verifier has a fingerprint."""
+        """Return the identities of the model and the verifier; None if it has no fingerprint."""
+        if isinstance(self.verifier, Judge):
+            judge, inner = self.verifier, self.verifier.grader().identity()
+            said = {"prompt": judge.prompt, "grades": [judge.low, judge.high], "model": inner}
+            return None if inner is None else self._identity(verifier=said)
         own = getattr(self.verifier, "fingerprint", None)
         return None if own is None else self._identity(verifier=str(own))
 
 
-class Recalibrated(_Wrapper):
+class LearnedConfidence(Wrapper):
+    """A model whose confidence was learned, without labels, from features of question and answer.
+
+    `Cascade.learn` fits it to how often the model's answers agree with the last model's.
+
+    Parameters
+    ----------
+    model
+        As in `Cascade`; within `SelfConsistency` or `Verified`, their findings are features.
+    score : LearnedScore
+        With features among `swiftsure.cascade.ANSWER_FEATURES`.
+    """
+
+    def __init__(self, model: Any, score: LearnedScore, *, name: str | None = None) -> None:
+        super().__init__(model, name)
+        self.score = score
+
+    @property
+    def pilots(self) -> dict[Learned, PilotSamples]:
+        """The samples that the score, or the model within, was learned on."""
+        own: dict[Learned, PilotSamples] = {}
+        if self.score.pilot is not None:
+            own["score"] = self.score.pilot
+        return {**self.model.pilots, **own}
+
+    async def answer(self, value: Any) -> Answer:
+        """Return the model's answer with its learned confidence."""
+        found = await self.model.answer(value)
+        values = feature_values(self.score.features, value, found)
+        sure = float(self.score.of_features([values], 0)[0])
+        return replace(found, confidence=sure, scores={**found.scores, "learned": sure})
+
+    def identity(self) -> dict[str, Any] | None:
+        """Return the identities of the model and of the score."""
+        return self._identity(score=self.score.name)
+
+
+class Recalibrated(Wrapper):
     """A model whose confidence is mapped to a probability of being right, fitted on a pilot.
 
     One threshold then means the same for every model of a cascade. The pilot must not calibrate.

@@ -24,6 +24,7 @@ from swiftsure.curves import paths
 from swiftsure.curves.curve import RiskCurve
 from swiftsure.curves.dials import setting_key
 from swiftsure.curves.paths import GIVEN_SETTINGS
+from swiftsure.curves.pilots import without_pilots
 from swiftsure.curves.risks import RISKS
 from swiftsure.exits import ExitRule, exit_indices, threshold_array
 from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
@@ -300,6 +301,7 @@ class Policy(_Frozen):
         """
         if isinstance(self.rule.score, LearnedScore):
             record = self.rule.score.left_out(record)
+        record = without_pilots(record)
         record = self._counted(record)
         promises = self.certificate.promises
         curve = self._curve(record, promises[0])

@@ -31,6 +31,7 @@ from swiftsure.curves.sample_order import SampleOrder
 from swiftsure.losses import LossRange
 from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
 from swiftsure.records.checks import chosen_loss
+from swiftsure.records.routing import ROUTER
 
 __all__ = [
     "Cell",
@@ -206,6 +207,13 @@ def _refuse_missing_theorems(request: Calibration, record: Any) -> None:
         raise ValueError(
             "`control` must be ucb, or ltt in fixed sequence, for slices and costs: of several"
             " slices or walks only the failure probabilities add up, not the means of their risks."
+        )
+    if ROUTER in getattr(record, "settings", {}) and any(
+        each.among == "exits" for each in request.risks
+    ):
+        raise ValueError(
+            "`among='exits'` would count inputs that the router sends to the full model as exits"
+            " without loss. Promise the mean over all inputs, or calibrate without the router."
         )
     if record.sampling.population is not None:
         if isinstance(request.path, PilotPath):

@@ -250,24 +250,31 @@ def _serve_proxy(path: Path, listening: socket.socket, resume: bool, json: bool)
     from swiftsure.serve.lifecycle import run
     from swiftsure.serve.proxy import ProxyConfig, create_proxy
 
-    config = ProxyConfig.load(path)
-    if resume and config.policy is None:
+    configs = ProxyConfig.load_all(path)
+    if resume and all(config.policy is None for config in configs):
         raise ValueError(f"`--resume` needs a policy to go back to, but {path} names none.")
-    app = create_proxy(config, token=os.environ.get(TOKEN))
-    manager = app.state.service.manager
-    resumed = resume and manager.resume()
-    address, policy = f"{_address(listening)}/v1", manager.policy
-    sentence = None if policy is None else str(policy)
+    app = create_proxy(*configs, token=os.environ.get(TOKEN))
+    service = app.state.service
+    managers = [service.manager, *(each.manager for each in service.others)]
+    put_aside = [each.resume() for each in managers if each.policy is not None and resume]
+    resumed = any(put_aside)
+    address = f"{_address(listening)}/v1"
+    sentences = {
+        config.name: None if manager.policy is None else str(manager.policy)
+        for config, manager in zip(configs, managers, strict=True)
+    }
     if json:
-        print_json({"address": address, "sentence": sentence, "resumed": resumed})
+        found = {"address": address, "sentence": sentences[configs[0].name], "resumed": resumed}
+        print_json(found if len(configs) == 1 else {**found, "sentences": sentences})
     else:
         if resume:
             print_text("The alarm was put aside." if resumed else "There was no alarm.")
-        if policy is None:
-            print_text("There is no policy, so the last model answers all requests.", "bold")
-        else:
-            print_policy(policy)
-        print_text(f"Serving the model {config.name!r} on {address}")
+        for config, manager in zip(configs, managers, strict=True):
+            if manager.policy is None:
+                print_text("There is no policy, so the last model answers all requests.", "bold")
+            else:
+                print_policy(manager.policy)
+            print_text(f"Serving the model {config.name!r} on {address}")
     sys.stdout.flush()
     run(app, listening)
 

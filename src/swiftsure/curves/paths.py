@@ -35,6 +35,9 @@ LEARNED = "learned on a pilot: "
 FRONT = LEARNED + "front of risk and cost"
 """The kind of a path of settings by their risk and cost on a pilot."""
 
+ROUTER = "router"
+"""The setting of a record, and of its policies, that says that the first exit is a router."""
+
 GIVEN_SETTINGS = "given settings"
 """The kind of a path whose settings came with the losses."""
 
@@ -360,7 +363,10 @@ class Path:
         order = pareto_order(np.max(risks, axis=0), saved)
         samples = PilotSamples.of(pilot)
         if hasattr(pilot, "confidences"):  # of groups, the curve itself does not show it
-            return cls(first.thresholds[order], FRONT, pilot=samples)
+            rows = first.thresholds[order]
+            if ROUTER in pilot.settings and len(rows) > 1:
+                rows = led_to(rows, first.thresholds)
+            return cls(rows, FRONT, pilot=samples)
         return replace(cls.settings(order.tolist(), pilot), kind=FRONT, pilot=samples)
 
     @classmethod
@@ -484,6 +490,27 @@ def exit_candidates(pilot: Any, score: str | None, given: ArrayLike | None) -> P
     grids = np.meshgrid(*levels.T, indexing="ij")
     rows = np.unique(np.stack(grids, axis=-1).reshape(-1, values.shape[1]), axis=0)
     return Path.family(rows[::-1])
+
+
+LEAD = 20
+"""Steps, at most, from the full model to the first setting of a front of a router and exits."""
+
+
+def led_to(rows: NDArray[np.float32], candidates: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return a front with steps to its first setting, which keep the router and let fewer exit.
+
+    A pilot shows no loss at many settings, and the front begins with the cheapest of them. Where
+    its risk is above the level after all, the walk would end before it began.
+    """
+    router, *levels = rows[1]
+    steps = np.full((LEAD, len(rows[1])), router, np.float32)
+    for k, level in enumerate(levels, 1):
+        values = np.unique(candidates[:, k])
+        higher = values[(values > level) & np.isfinite(values)]
+        places = np.linspace(len(higher) - 1, 0, LEAD).round().astype(int)
+        steps[:, k] = higher[places] if len(higher) else level
+    _, first = np.unique(steps, axis=0, return_index=True)
+    return np.vstack([rows[:1], steps[np.sort(first)], rows[1:]])
 
 
 PathLike = Path | str | ArrayLike | None

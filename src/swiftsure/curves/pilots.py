@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -11,9 +11,17 @@ from numpy.typing import ArrayLike, NDArray
 from swiftsure._lib import checks
 from swiftsure.curves.sample_order import SampleOrder
 
-__all__ = ["PilotPath", "PilotSamples", "pilot_size"]
+__all__ = [
+    "PILOTS",
+    "PilotPath",
+    "PilotSamples",
+    "learned_on",
+    "pilot_size",
+    "pilots_of",
+    "without_pilots",
+]
 
-Learned = Literal["path", "score"]
+Learned = Literal["path", "score", "router"]
 """What is learned on a pilot."""
 
 
@@ -174,10 +182,39 @@ class PilotSamples:
         return identified
 
 
+PILOTS = "learned on"
+"""The setting of a record that holds the pilots of what decided or measured its confidences."""
+
+
+def learned_on(
+    settings: Mapping[str, Any], what: Learned, pilot: PilotSamples | None
+) -> dict[str, Any]:
+    """Return a record's settings that say what was learned on a pilot."""
+    if pilot is None:
+        return dict(settings)
+    return {**settings, PILOTS: {**settings.get(PILOTS, {}), what: pilot.to_json()}}
+
+
+def pilots_of(record: Any) -> dict[Learned, PilotSamples]:
+    """Return the pilots that a record's settings name, by what was learned on them."""
+    said = getattr(record, "settings", {}).get(PILOTS, {})
+    return {what: PilotSamples.from_json(content) for what, content in said.items()}
+
+
+def without_pilots(record: Any) -> Any:
+    """Return a record without samples of the pilots that its settings name, which it forgets."""
+    pilots = pilots_of(record)
+    for pilot in pilots.values():
+        record = pilot.left_out(record)
+    kept = {k: v for k, v in getattr(record, "settings", {}).items() if k != PILOTS}
+    return replace(record, settings=kept) if pilots else record
+
+
 def _refusal(which: str, what: Learned) -> str:
     aside = {
         "path": "let `path=Path.learn(...)` set some aside",
         "score": "set the pilot aside with `record.split`",
+        "router": "set the pilot aside before asking the models about the others",
     }
     return (
         f"`record` must not hold samples of the pilot that the {what} was learned on, but holds"

@@ -101,6 +101,7 @@ class DeeDiff:
             )
         self.model = model
         self.image_shape: tuple[int, int, int] = model.image_shape
+        self.policy = policy if isinstance(policy, Policy) else None
         self.rule = DeeDiffRule.of(policy)
         self.rule.check_exits(model.n_exits)
         binding = DeeDiffRule.bind(policy) if isinstance(policy, Policy) else None
@@ -113,6 +114,10 @@ class DeeDiff:
         if binding is not None:
             binding.check_exits(model.n_exits)
             binding.check_model(lambda: self.fingerprint)
+
+    def with_policy(self, policy: Policy) -> "DeeDiff":
+        """Return the same network under another policy."""
+        return DeeDiff(self.model, policy, graphs=self.graphs)
 
     @property
     def fingerprint(self) -> str:

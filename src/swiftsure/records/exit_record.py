@@ -13,6 +13,7 @@ from swiftsure.curves.checks import cost_array
 from swiftsure.curves.conditions import LABELS_MISSING, Condition
 from swiftsure.curves.curve import RiskCurve
 from swiftsure.curves.paths import Path, PathLike
+from swiftsure.curves.pilots import PilotSamples, pilots_of
 from swiftsure.curves.risks import RISKS
 from swiftsure.curves.statistic import Statistic
 from swiftsure.exits import ExitRule
@@ -31,6 +32,7 @@ from swiftsure.records.checks import (
     replace_fields,
 )
 from swiftsure.records.logits import reduced_logits, reduced_probabilities
+from swiftsure.records.routing import ROUTER, routed
 from swiftsure.scores import LearnedScore
 
 __all__ = ["ExitRecord"]
@@ -157,9 +159,12 @@ class ExitRecord(Record):
         costs = {"exit": np.arange(1.0, n_early + 2)}
         for name, values in self.costs.items():
             costs[name] = cost_array(name, values, (n, n_early + 1), "n_exits")
-            record_checks.warn_of_falling_costs(name, costs[name])
+            # Where a router fires, only the full model runs.
+            after_router = costs[name][..., 1:] if ROUTER in self.settings else costs[name]
+            record_checks.warn_of_falling_costs(name, after_router)
         full_costs = record_checks.full_cost_mapping(self.full_costs, costs, n)
-        record_checks.warn_of_a_large_first_model(costs, full_costs)
+        if ROUTER not in self.settings:
+            record_checks.warn_of_a_large_first_model(costs, full_costs)
         replace_fields(
             self,
             confidences=scores,
@@ -333,6 +338,9 @@ class ExitRecord(Record):
         if isinstance(rule.score, LearnedScore):
             rule.score.refuse(self)
             conditions += (rule.score.condition,)
+        for what, pilot in pilots_of(self).items():
+            pilot.refuse(self, what)
+            conditions += (Condition.of(f"{what} pilot", n=pilot.n),)
         labelled, n_known = self.n, len(route)
         if np.isnan(values).any():
             labelled = int((~np.isnan(values[:, -1])).sum())
@@ -365,6 +373,42 @@ class ExitRecord(Record):
         )
         n_labels = labelled if RISKS[risk].table == "losses" else None
         return replace(curve, conditions=conditions, n_labels=n_labels).cut(n_known)
+
+    def routed(
+        self,
+        hopeless: ArrayLike,
+        *,
+        cost: Mapping[str, float | ArrayLike] | None = None,
+        pilot: PilotSamples | None = None,
+    ) -> "ExitRecord":
+        """Return the record with a router in front, a dial of its own: a new first exit.
+
+        Inputs whose `hopeless` is at least the first threshold go straight to the full model, which
+        costs `full_costs` alone. Calibrate with `path=Path.learn(share)`: the two dials have no
+        common order.
+
+        Parameters
+        ----------
+        hopeless : (n,)
+            In [0, 1]: how likely the exits before the last are of no use, known before they run.
+        cost : mapping of scalars or (n,), optional
+            What the router itself costs, by names of `costs`; 0 if not given.
+        pilot : PilotSamples, optional
+            The samples that the router was learned on, none of which may be here.
+
+        Examples
+        --------
+        >>> record = ExitRecord(
+        ...     [[0.9], [0.4]],
+        ...     inconsistencies={"zero_one": [[0, 0], [1, 0]]},
+        ...     costs={"usd": [1.0, 11.0]},
+        ...     full_costs={"usd": 10.0},
+        ... )
+        >>> two_dials = record.routed([0.1, 0.8], cost={"usd": 0.1})
+        >>> two_dials.n_exits, two_dials.costs["usd"].tolist()
+        (3, [10.1, 1.1, 11.1])
+        """
+        return routed(self, hopeless, cost, pilot)
 
     def score_of(self, rule: ExitRule) -> str:
         """Return the name of the score that a rule uses."""

@@ -11,7 +11,7 @@ except ImportError:
 
 from swiftsure.serve.app import Limits, create_app
 from swiftsure.serve.audit_log import AuditLog, audit_monitor
-from swiftsure.serve.batching import Batcher, BusyError
+from swiftsure.serve.batching import Batcher
 from swiftsure.serve.drill import DrillResult, drill
 from swiftsure.serve.engine import (
     Answer,
@@ -26,8 +26,9 @@ from swiftsure.serve.engine import (
     StreamEngine,
 )
 from swiftsure.serve.lifecycle import start
-from swiftsure.serve.loading import load_engine
+from swiftsure.serve.loading import engine_of, load_engine
 from swiftsure.serve.policy_manager import PolicyManager, PolicyStore
+from swiftsure.serve.queueing import BusyError
 from swiftsure.serve.workers import WorkerEngine
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "audit_monitor",
     "create_app",
     "drill",
+    "engine_of",
     "load_engine",
     "start",
 ]

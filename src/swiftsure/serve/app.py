@@ -11,18 +11,21 @@ from typing import Any, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from swiftsure._lib import checks
 from swiftsure.monitor import request_ids
 from swiftsure.monitor.ids import check_request_id
-from swiftsure.serve.batching import Batcher, BusyError, Outcome, Served
-from swiftsure.serve.engine import Engine, Inputs, InvalidRequestError
+from swiftsure.serve.batching import Batcher
+from swiftsure.serve.completions import Completions
+from swiftsure.serve.engine import Engine, Inputs, InvalidRequestError, Part
 from swiftsure.serve.http import SLICE, RefusedError, content_type, off_loop, read_body
 from swiftsure.serve.live import LiveStatus
 from swiftsure.serve.metrics import Metrics
 from swiftsure.serve.openapi import openapi
 from swiftsure.serve.policy_manager import PolicyManager
+from swiftsure.serve.queueing import BusyError, Outcome, Served, Submission
 from swiftsure.serve.request_body import ARROW, JSON, NPY, Parsed, check_count, parse_body
 from swiftsure.serve.service import Answering, Service
 from swiftsure.serve.workers import WorkerEngine
@@ -132,6 +135,7 @@ class ModelService(Service):
         self.engines, self.engine = engines, engines[0]
         self.limits, self.audit_rate = limits, audit_rate
         self.description = self.engine.describe()
+        self.completions = Completions(self) if self.description.completions else None
         costs = self.engine.costs.items()
         self._alone = {unit: each.full for unit, each in costs}
         self._spent = [
@@ -140,7 +144,13 @@ class ModelService(Service):
 
     def answering(self) -> Mapping[str, Answering]:
         """Answer /predict, and what more the engine can."""
-        return {"/predict": Answering(self.predict)}
+        more = {} if self.completions is None else self.completions.answering()
+        paths = {"/predict": self.predict, **more}
+        return {path: Answering(each) for path, each in paths.items()}
+
+    def more_routes(self) -> list[Route]:
+        """Return the routes of the model's name, for clients of OpenAI's API."""
+        return [] if self.completions is None else self.completions.routes()
 
     def describe(self) -> dict[str, Any]:
         """Return the OpenAPI document."""
@@ -204,7 +214,7 @@ class ModelService(Service):
                 if isinstance(found, Exception):
                     raise found
                 status, content = 200, {**own, **_content(found)}
-                self._note(found, began)
+                self.note(found, began)
         except RefusedError as error:
             status, content = error.status, {**own, "error": str(error)}
         except InvalidRequestError as error:
@@ -239,7 +249,7 @@ class ModelService(Service):
         for k, each in enumerate(found):
             if isinstance(each, Served):
                 content.append({"id": f"{name}.{k}", **_content(each)})
-                self._note(each, began)
+                self.note(each, began)
                 continue
             mine = isinstance(each, InvalidRequestError)
             if not mine:
@@ -258,7 +268,7 @@ class ModelService(Service):
         if not samples:
             return []
         self.batcher.submit_all(
-            [(*each, done) for each, done in zip(samples, futures, strict=True)]
+            [Submission(*each, done) for each, done in zip(samples, futures, strict=True)]
         )
         expired = False
 
@@ -278,10 +288,16 @@ class ModelService(Service):
         finally:
             timer.cancel()
 
-    def _note(self, served: Served, began: float) -> None:
+    def note(self, served: Served, began: float) -> None:
+        """Count an answer."""
         exit_, full = served.answer.exit, served.mode.full
         self.live.exits[exit_] += 1
-        self.live.bill.answer(self._alone if full else self._spent[exit_], self._alone)
+        spent, alone = self._alone if full else self._spent[exit_], self._alone
+        if served.answer.costs is not None:
+            own = served.answer.costs.items()
+            spent = {unit: cost for unit, (cost, _) in own}
+            alone = {unit: cost for unit, (_, cost) in own}
+        self.live.bill.answer(spent, alone)
         self.metrics.answered(exit_, full=full, seconds=time.perf_counter() - began)
 
     async def _asked(self, headers: dict[bytes, bytes], receive: Receive) -> _Asked:
@@ -349,7 +365,9 @@ def _slices(parsed: Parsed, headers: Mapping[bytes, bytes], n: int) -> list[str 
 def _set_futures(outcomes: list[Outcome]) -> None:
     """Hand results over to the requests that wait for them, in the event loop."""
     for done, outcome in outcomes:
-        if not done.done():
+        if isinstance(outcome, Part):
+            done.put_nowait(outcome)
+        elif not done.done():
             done.set_result(outcome)
 
 

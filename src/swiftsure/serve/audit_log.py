@@ -18,9 +18,9 @@ from swiftsure.certify.policy import Policy
 from swiftsure.losses import LOSSES
 from swiftsure.monitor import Monitor, Watch, request_ids
 from swiftsure.serve.audits import Audited
-from swiftsure.serve.batching import WorkerDiedError
 from swiftsure.serve.engine import Answer, AnyPolicy, Comparison, Engine, UnansweredError
 from swiftsure.serve.labels import LabelIndex, gap, needs_label
+from swiftsure.serve.queueing import WorkerDiedError
 
 __all__ = ["AuditLog", "audit_monitor"]
 
@@ -207,7 +207,8 @@ class AuditLog:
                 if not _full_model_answers(audited, engine):
                     content = {"loss": 0.0}
             else:
-                found = engine.compare(audited.sample, audited.answer, self._promised.loss or "")
+                sample = audited.sample if audited.full is None else audited.full
+                found = engine.compare(sample, audited.answer, self._promised.loss or "")
                 content = self._found(found)
                 content["exit"] = audited.answer.exit
                 if audited.answer.confidence is not None:
@@ -443,6 +444,8 @@ class AuditLog:
 
 def _full_model_answers(audited: Audited, engine: Engine) -> bool:
     """Return whether the full model answers a request that has no answer."""
+    if audited.full is not None:
+        return isinstance(audited.full, Answer)
     if audited.sample is None:  # no model of a proxy answered
         return False
     (found,) = engine.answer([audited.sample], full=True)

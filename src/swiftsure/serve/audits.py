@@ -33,6 +33,8 @@ class Audited:
     """None if the request could not be answered."""
     mode: Mode
     slice_name: str | None = None
+    full: Answer | Exception | None = None
+    """What the full system answers, if it was asked already."""
 
 
 class Pending:

@@ -6,54 +6,27 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 from swiftsure._lib import checks
 from swiftsure.certify.slices import SlicedPolicy
 from swiftsure.serve.audits import Audited, AuditQueue, Mode
-from swiftsure.serve.engine import Answer, AnyPolicy, Engine
+from swiftsure.serve.engine import Answer, AnyPolicy, Engine, joins
+from swiftsure.serve.queueing import (
+    MOST_DEATHS,
+    BusyError,
+    Outcome,
+    Request,
+    Served,
+    Submission,
+    WorkerDiedError,
+)
+from swiftsure.serve.stream_lane import StreamLane
 
-__all__ = ["Batcher", "BusyError", "Served", "WorkerDiedError"]
+__all__ = ["Batcher"]
 
 log = logging.getLogger("swiftsure.serve")
-
-MOST_DEATHS = 3
-"""A request fails if this many workers died while they ran it."""
-
-
-class BusyError(RuntimeError):
-    """The queue is full, or the server is shutting down: try again later."""
-
-
-class WorkerDiedError(RuntimeError):
-    """The process of an engine ended during a call; `revive` starts another one."""
-
-    def __init__(self, message: str, revive: Callable[[], None]) -> None:
-        super().__init__(message)
-        self.revive = revive
-
-
-class Served(NamedTuple):
-    """An answer, and the mode that it was given in."""
-
-    answer: Answer
-    mode: Mode
-
-
-@dataclass(slots=True, eq=False)
-class _Request:
-    request: str
-    sample: Any
-    slice_name: str | None
-    audit: int | None
-    """Its number among the audited requests, in the order in which they were accepted."""
-    since: float
-    done: Any
-    deaths: int = 0
-
-
-Outcome = tuple[Any, Served | Exception]
 
 
 class Batcher:
@@ -61,7 +34,7 @@ class Batcher:
 
     A lane that is free takes the requests that wait, up to `max_batch`. If they are fewer, it waits
     for more until the first of them has waited for `max_wait_ms`. If no request waits, it runs one
-    audit.
+    audit. An engine whose requests join a running batch has a `StreamLane` instead.
 
     Parameters
     ----------
@@ -117,14 +90,14 @@ class Batcher:
         self.mode = Mode(self.engines[0].policy) if mode is None else mode
         self.audits = AuditQueue(audit_rate, max_audits, seed)
         self._on_audit, self._on_idle = on_audit, on_idle
-        self._deliver = _set_futures if deliver is None else deliver
-        self._requests: deque[_Request] = deque()
-        self._running = 0  # lanes with a batch
+        self.deliver = _set_futures if deliver is None else deliver
+        self._requests: deque[Request] = deque()
+        self._running = 0  # batches, and rows of streams, under way
         self._closing = False
         self._changed = threading.Condition()
         self._idle_lock = threading.Lock()
         self._lanes = [
-            threading.Thread(target=self._work, args=(each,), name=f"lane-{k}", daemon=True)
+            threading.Thread(target=self._worker(each), name=f"lane-{k}", daemon=True)
             for k, each in enumerate(e for e in self.engines for _ in range(e.lanes))
         ]
         for lane in self._lanes:
@@ -154,20 +127,23 @@ class Batcher:
             If the queue is full, or closed.
         """
         done: Future[Served] = Future()
-        self.submit_all([(request, sample, slice_name, done)])
+        self.submit_all([Submission(request, sample, slice_name, done)])
         return done
 
-    def submit_all(self, requests: Sequence[tuple[str, Any, str | None, Any]]) -> None:
-        """Add several samples, each with its id, its slice and a future, or none of them."""
+    def submit_all(self, submissions: Sequence[Submission]) -> None:
+        """Add several samples, or none of them."""
+        mode = self.mode
+        covers = self.engines[0].inputs.covers
         with self._changed:
-            if self._closing or len(self._requests) + len(requests) > self.max_queue:
+            if self._closing or len(self._requests) + len(submissions) > self.max_queue:
                 raise BusyError("shutting down" if self._closing else "too many requests wait")
             now = time.monotonic()
-            for request, sample, slice_name, done in requests:
-                audit = None if self.mode.full else self.audits.choose()
+            for each in submissions:
+                covered = mode.policy is not None and covers(each.sample, mode.policy)
+                audit = self.audits.choose() if covered and not mode.full else None
                 if audit is not None:
                     self.audits.pending.begin(audit)
-                self._requests.append(_Request(request, sample, slice_name, audit, now, done))
+                self._requests.append(Request(each, covered, audit, now))
             self._changed.notify()
 
     def close(self) -> None:
@@ -178,6 +154,9 @@ class Batcher:
         for lane in self._lanes:
             lane.join()
 
+    def _worker(self, engine: Engine) -> Callable[[], None]:
+        return StreamLane(self, engine).work if joins(engine) else partial(self._work, engine)
+
     def _work(self, engine: Engine) -> None:
         while True:
             batch = self._next_batch()
@@ -186,16 +165,71 @@ class Batcher:
             if batch:
                 died = self._run(engine, batch)
                 if died is not None:
-                    self._revive(died)
+                    self.revive(died)
             else:
-                self._audit(engine)
-            if self._on_idle is not None and self._idle_lock.acquire(blocking=False):
-                try:
-                    self._call(self._on_idle, self)
-                finally:
-                    self._idle_lock.release()
+                taken = self.audits.take()
+                if taken is not None:
+                    self.audit(*taken, engine)
+            self.look()
 
-    def _next_batch(self) -> list[_Request] | None:
+    def look(self) -> None:
+        """Call `on_idle`, unless another lane does so now."""
+        if self._on_idle is not None and self._idle_lock.acquire(blocking=False):
+            try:
+                self._call(self._on_idle, self)
+            finally:
+                self._idle_lock.release()
+
+    def wait(self, *, under_way: bool) -> bool:
+        """Wait until a stream's lane has something to do; return whether it goes on at all."""
+        with self._changed:
+            if not under_way and not self._requests and not self.audits.ready:
+                if self._closing and not self._running and self.audits.empty:
+                    return False
+                self._changed.wait(0.2)
+        return True
+
+    def take(self, most: int, *, alone: bool = True) -> list[Request]:
+        """Return requests that join a stream, in order, and count them as running.
+
+        One that may be what ended a worker is returned by itself, and only if it is `alone`.
+        """
+        with self._changed:
+            taken: list[Request] = []
+            while self._requests and len(taken) < most:
+                suspect = self._requests[0].deaths > 0
+                if suspect and (taken or not alone):
+                    break
+                request = self._requests.popleft()
+                if request.submission.done.cancelled():
+                    if request.audit is not None:
+                        self.audits.fill(request.audit, None)
+                    continue
+                taken.append(request)
+                if suspect:
+                    break
+            self._running += len(taken)
+            return taken
+
+    def put_back(self, requests: Sequence[Request]) -> None:
+        """Let requests that were taken wait again, before all others."""
+        with self._changed:
+            self._requests.extendleft(reversed(requests))
+            self._running -= len(requests)
+            self._changed.notify_all()
+
+    def begin(self) -> None:
+        """Count something more as running."""
+        with self._changed:
+            self._running += 1
+
+    def end(self) -> None:
+        """Count something that ran as done."""
+        with self._changed:
+            self._running -= 1
+            self._changed.notify_all()
+
+    def _next_batch(self) -> list[Request] | None:
         """Return the next batch, [] if there is an audit or nothing to do, None at the end."""
         with self._changed:
             if not self._requests and not self.audits.ready:
@@ -216,15 +250,16 @@ class Batcher:
                 self._changed.notify()
             return batch
 
-    def _run(self, engine: Engine, batch: list[_Request]) -> WorkerDiedError | None:
+    def _run(self, engine: Engine, batch: list[Request]) -> WorkerDiedError | None:
         mode, died = self.mode, None
-        running = [each for each in batch if not each.done.cancelled()]
+        running = [each for each in batch if not each.submission.done.cancelled()]
         outcomes: list[Outcome] = []
         audits: dict[int, Audited | None] = {}
-        again: list[_Request] = []
+        again: list[Request] = []
         if running:
-            found = self._answers(engine, running, mode)
+            found = self._answers(engine, [each.submission for each in running], mode)
             for each, answer in zip(running, found, strict=True):
+                own = each.submission
                 served = answer if isinstance(answer, Answer) else None
                 if isinstance(answer, WorkerDiedError):
                     died, each.deaths = answer, each.deaths + 1
@@ -232,13 +267,13 @@ class Batcher:
                         again.append(each)
                         continue
                 outcome = Served(answer, mode) if isinstance(answer, Answer) else answer
-                outcomes.append((each.done, outcome))
+                outcomes.append((own.done, outcome))
                 if each.audit is not None and not mode.full:
                     audits[each.audit] = Audited(
-                        each.request, each.sample, served, mode, each.slice_name
+                        own.request, own.sample, served, mode, own.slice_name
                     )
         if outcomes:
-            self._deliver(outcomes)
+            self.deliver(outcomes)
         with self._changed:
             for each in batch:
                 if each.audit is not None and each not in again:
@@ -250,7 +285,7 @@ class Batcher:
         return died
 
     def _answers(
-        self, engine: Engine, batch: Sequence[_Request], mode: Mode
+        self, engine: Engine, batch: Sequence[Submission], mode: Mode
     ) -> Sequence[Answer | Exception]:
         """Return one answer or error per sample; if the batch fails, each sample runs alone."""
         sliced = isinstance(mode.policy, SlicedPolicy)
@@ -266,7 +301,7 @@ class Batcher:
                 return [error]
         return [self._answers(engine, [each], mode)[0] for each in batch]
 
-    def _revive(self, died: WorkerDiedError) -> None:
+    def revive(self, died: WorkerDiedError) -> None:
         """Start the worker of a lane again; other lanes go on meanwhile."""
         log.error("a worker ended, and another one is started: %s", died)
         while not (self._closing and not self._requests):
@@ -277,15 +312,11 @@ class Batcher:
                 log.exception("a worker could not be started")
                 time.sleep(1.0)
 
-    def _audit(self, engine: Engine) -> None:
-        """Run the next audit, in the order in which requests were accepted."""
-        taken = self.audits.take()
-        if taken is None:
-            return
-        number, audited = taken
+    def audit(self, ticket: int, audited: Audited | None, engine: Engine) -> None:
+        """Make the audit that was taken."""
         if audited is not None and self._on_audit is not None:
             self._call(self._on_audit, audited, engine)
-        self.audits.done(number)
+        self.audits.done(ticket)
         with self._changed:
             self._changed.notify()
 
@@ -294,7 +325,7 @@ class Batcher:
         try:
             function(*arguments)
         except WorkerDiedError as died:
-            self._revive(died)
+            self.revive(died)
         except Exception:
             log.exception("an audit or the monitor failed")
 

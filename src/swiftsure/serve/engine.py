@@ -90,12 +90,16 @@ class Answer:
         The confidence at that exit; None if there is none.
     output
         What `compare` compares with the full model's output, if the sample is audited.
+    costs : mapping, optional
+        What this answer cost and what the full system's would have, by unit; by default what
+        `Engine.costs` says of the exit.
     """
 
     content: dict[str, Any]
     exit: int
     confidence: float | None
     output: Any = None
+    costs: "Mapping[str, tuple[float, float]] | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +191,8 @@ class EngineOptions:
         Of ONNX Runtime, in the order of preference; those of the folder by default.
     threads : int, optional
         Threads for the model; all cores by default.
+    room : int
+        How many requests are under way at once in an engine that they join and leave.
     measure : bool
         Time the exits and the full model at start, for what is saved in seconds.
     """
@@ -197,6 +203,7 @@ class EngineOptions:
     capture: bool = False
     providers: tuple[str, ...] = ()
     threads: int | None = None
+    room: int = 8
     measure: bool = True
 
     def refuse_unused(self, what: str, *used: str) -> None:
@@ -224,6 +231,12 @@ class Inputs(Protocol):
         ------
         InvalidRequestError
             If the inputs have another shape or dtype, or are not finite.
+        """
+
+    def covers(self, sample: Any, policy: "AnyPolicy") -> bool:
+        """Return whether a policy says anything about a checked sample, and its options.
+
+        If not, the full system answers it, and it is not audited.
         """
 
     def samples(self, inputs: Any) -> Sequence[Any] | NDArray[Any] | None:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from swiftsure.serve.engine import InvalidRequestError
 
-__all__ = ["InputForm", "checked_array"]
+__all__ = ["AnyInputs", "InputForm", "checked_array"]
 
 Leaf = tuple[tuple[int, ...], np.dtype[Any]]
 
@@ -57,11 +57,44 @@ class InputForm:
             )
         return {name: checked_array(name, inputs[name], *leaf) for name, leaf in self.form.items()}
 
+    def covers(self, _sample: Any, _policy: Any) -> bool:
+        """Return True: an array comes without options that a policy could be silent about."""
+        return True
+
     def samples(self, inputs: Any) -> NDArray[Any] | None:
         """Return an array with one axis more than a sample; None for one sample."""
         if isinstance(self.form, Mapping) or not isinstance(inputs, np.ndarray):
             return None
         return inputs if inputs.ndim == len(self.form[0]) + 1 else None
+
+
+class AnyInputs:
+    """Takes any JSON as a sample; a list of numbers, or of such lists, is an array."""
+
+    def schema(self) -> dict[str, Any]:
+        """Return the JSON Schema of one sample."""
+        return {}
+
+    def sample(self, inputs: Any) -> Any:
+        """Return the sample."""
+        if inputs is None:
+            raise InvalidRequestError("`inputs` must not be null.")
+        if isinstance(inputs, list):
+            try:
+                array = np.array(inputs, dtype=object)
+            except ValueError:  # ragged
+                return inputs
+            if array.size and {type(each) for each in array.ravel().tolist()} <= {int, float}:
+                return array.astype(np.float64)
+        return inputs
+
+    def covers(self, _sample: Any, _policy: Any) -> bool:
+        """Return True: there are no options beside the inputs."""
+        return True
+
+    def samples(self, _inputs: Any) -> None:
+        """Return None: an array is one sample."""
+        return
 
 
 def checked_array(

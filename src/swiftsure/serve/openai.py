@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from starlette.responses import JSONResponse, Response
+
 from swiftsure.serve.http import SLICE, RefusedError, read_json
 
 __all__ = [
@@ -17,6 +19,7 @@ __all__ = [
     "encoded",
     "event",
     "parse_request",
+    "refusal",
     "slice_of",
 ]
 
@@ -135,6 +138,14 @@ class ApiError(Exception):
 
 
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+
+
+def refusal(error: ApiError, name: str | None = None) -> Response:
+    """Return the response to a request, with its id, that is refused or failed."""
+    headers = {} if name is None else {"x-request-id": name}
+    if error.retry_after is not None:
+        headers["Retry-After"] = str(max(1, round(error.retry_after)))
+    return JSONResponse(error.content(), error.status, headers)
 
 
 def encoded(content: Any) -> bytes:

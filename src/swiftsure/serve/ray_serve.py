@@ -6,6 +6,7 @@ from typing import Any
 from swiftsure._lib import checks
 from swiftsure.serve.app import Limits, create_app
 from swiftsure.serve.engine import Engine
+from swiftsure.serve.policy_manager import PolicyManager
 
 __all__ = ["ray_application"]
 
@@ -16,6 +17,8 @@ def ray_application(
     *,
     replicas: int = 1,
     gpus: float = 0,
+    manager: Callable[[Engine], PolicyManager] | None = None,
+    audit_rate: float = 0.0,
     token: str | None = None,
     name: str = "swiftsure",
 ) -> Any:
@@ -34,6 +37,11 @@ def ray_application(
         How many copies of the model serve, each with one CPU.
     gpus : float
         GPUs of each replica; `make` must put the model there.
+    manager : callable, optional
+        Returns the `PolicyManager` of a replica's engine. Replicas whose managers have one folder
+        share the monitor, its alarm and installed policies, as servers do.
+    audit_rate : float
+        As for `create_app`.
     name : str
         Name of the deployment.
 
@@ -52,7 +60,9 @@ def ray_application(
     given = limits or Limits()
 
     def build() -> Any:
-        return create_app(make(), given, token=token)
+        engine = make()
+        own = None if manager is None else manager(engine)
+        return create_app(engine, given, manager=own, audit_rate=audit_rate, token=token)
 
     deployment = serve.deployment(
         name=name,

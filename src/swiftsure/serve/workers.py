@@ -12,7 +12,6 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from swiftsure.serve.batching import WorkerDiedError
 from swiftsure.serve.engine import (
     Answer,
     AnyPolicy,
@@ -25,6 +24,7 @@ from swiftsure.serve.engine import (
     Part,
     joins,
 )
+from swiftsure.serve.queueing import WorkerDiedError
 
 __all__ = ["Spare", "WorkerEngine"]
 

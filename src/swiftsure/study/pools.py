@@ -8,6 +8,7 @@ from swiftsure.certify.calibration import Ask, Calibration
 from swiftsure.certify.promise import Promise
 from swiftsure.certify.selection import refuse_own
 from swiftsure.curves.curve import RiskCurve
+from swiftsure.curves.pilots import without_pilots
 from swiftsure.records import ExitRecord, ShardedRecord, ThresholdRecord
 from swiftsure.records.labels import MissingLabelsError
 from swiftsure.scores import LearnedScore
@@ -68,10 +69,11 @@ def as_request(given: Promise | Calibration) -> Calibration:
 
 
 def without_pilot(record: Any, request: Calibration) -> tuple[Any, Calibration]:
-    """Return a pool without the samples of its score's pilot, and a request that forgets them.
+    """Return a pool without the samples of its score's or router's pilot, both forgotten.
 
     Samples drawn from the pool get numbers of their own, so the request could not tell them apart.
     """
+    record = without_pilots(record)
     score = request.rule.score
     if not isinstance(score, LearnedScore) or score.pilot is None:
         return record, request

@@ -3,6 +3,7 @@
     config.json, model.safetensors    the network, as transformers saves it
     heads.safetensors                 the heads
     policy.json                       the policy
+    tokenizer.json, ...               the tokenizer, if the network reads texts
     exits.json                        the cuts, and a hash of each file above
     README.md                         what is promised, for readers
 
@@ -27,14 +28,19 @@ from swiftsure.torch.cutting import CutModel
 from swiftsure.torch.heads import attach_heads
 from swiftsure.torch.replaying import ReplayedModel
 
-__all__ = ["example_batch", "load", "push_to_hub", "save"]
+__all__ = ["example_batch", "load", "push_to_hub", "save", "tokenizer_of"]
 
 FORMAT, VERSION = "swiftsure-exits", 1
 EXITS, HEADS, POLICY = "exits.json", "heads.safetensors", "policy.json"
 
 
-def save(model: Any, folder: str | os.PathLike[str], policy: Policy | None = None) -> None:
-    """Write a model from `attach_heads`, and its policy, to a folder.
+def save(
+    model: Any,
+    folder: str | os.PathLike[str],
+    policy: Policy | None = None,
+    tokenizer: Any = None,
+) -> None:
+    """Write a model from `attach_heads`, its policy and its tokenizer to a folder.
 
     Each file is written whole or not at all; `exits.json` comes last, so that a folder whose
     writing was interrupted is refused.
@@ -57,8 +63,10 @@ def save(model: Any, folder: str | os.PathLike[str], policy: Policy | None = Non
         save_file(_weights(model.heads), place / HEADS)
         if policy is not None:
             policy.save(place / POLICY)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(place)
         hashes = {}
-        for file in sorted(place.iterdir()):
+        for file in sorted(each for each in place.iterdir() if each.is_file()):
             hashes[file.name] = _sha256(file)
             with atomic_write(target / file.name) as temporary:
                 shutil.copyfile(file, temporary)
@@ -124,6 +132,16 @@ def load(
     _load_weights(model.heads, place / HEADS)
     policy = Policy.load(place / POLICY) if POLICY in content["files"] else None
     return model.eval(), policy
+
+
+def tokenizer_of(folder: str | os.PathLike[str]) -> Any:
+    """Return the tokenizer in a folder; None if there is none."""
+    place = _local(folder)
+    if not (place / "tokenizer_config.json").is_file():
+        return None
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(place, local_files_only=True)
 
 
 def push_to_hub(folder: str | os.PathLike[str], name: str, **settings: Any) -> str:

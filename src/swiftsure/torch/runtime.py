@@ -162,11 +162,14 @@ class EarlyExit(nn.Module):
         found._stages = self._stages
         return found
 
-    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Write the network, its heads and the policy to a folder of safetensors and JSON."""
+    def save_pretrained(self, folder: str | os.PathLike[str], tokenizer: Any = None) -> None:
+        """Write the network, its heads and the policy to a folder of safetensors and JSON.
+
+        With its tokenizer, `swiftsure serve` takes texts.
+        """
         from swiftsure.torch import pretrained
 
-        pretrained.save(self.model, folder, self.policy)
+        pretrained.save(self.model, folder, self.policy, tokenizer)
 
     @classmethod
     def from_pretrained(
@@ -211,20 +214,41 @@ class EarlyExit(nn.Module):
         policy = self.policy
         return fingerprint(self.model, temperatures=policy.temperatures, dtype=policy.dtype)
 
-    def forward(self, batch: Any, ids: Sequence[str] | None = None) -> ExitOutput:
-        """Run a batch and return its results in the same order.
+    @property
+    def config(self) -> Any:
+        """Configuration of a network of transformers."""
+        return self.model.network.config  # type: ignore[attr-defined]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network is."""
+        return model_device(self.model) or torch.device("cpu")
+
+    def can_generate(self) -> bool:
+        """Return False, for pipelines of transformers."""
+        return False
+
+    def forward(self, batch: Any = None, ids: Sequence[str] | None = None, **inputs: Any) -> Any:
+        """Run a batch and return its results in the same order, as an `ExitOutput`.
 
         Parameters
         ----------
         batch
         ids : list of str, optional
             Ids of the requests, for audits; new ones by default (`swiftsure.monitor.request_ids`).
+        **inputs
+            Instead of `batch`, the arguments of a network of transformers. The result is then a
+            `SequenceClassifierOutput`, so that `pipeline(model=fast)` works.
         """
+        if inputs:
+            from transformers.modeling_outputs import SequenceClassifierOutput
+
+            out = self(inputs if batch is None else {"input_ids": batch, **inputs}, ids)
+            return SequenceClassifierOutput(logits=out.outputs)
         with self.context(batch):
             if self.auditor is None:
                 return self._run(batch)
-            audited: ExitOutput = self.auditor.run(self, batch, self._run, ids)
-            return audited
+            return self.auditor.run(self, batch, self._run, ids)
 
     def run(self, batches: Iterable[Any], batch_size: int | None = None) -> Iterator[ExitOutput]:
         """Run many batches and yield their results in order, in the way that suits the device.

@@ -133,6 +133,14 @@ CONDITIONS: Mapping[str, _Kind] = {
         ),
         "a pilot that also calibrates",
     ),
+    "router pilot": _Kind(
+        {"n": int},
+        lambda n: (
+            f"none of the {n:,} samples that the router was learned on, and none of their groups,"
+            " also calibrates"
+        ),
+        "a pilot that also calibrates",
+    ),
     "labels missing": _Kind(
         {},
         lambda: "whether a sample's label is missing depends on that sample alone",

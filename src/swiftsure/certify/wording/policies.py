@@ -1,6 +1,6 @@
 """What a policy says of itself: promise, what runs, what voids it, what is not promised."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from swiftsure.certify.wording.conditions import UNBOUND, voids
 from swiftsure.certify.wording.exact import always_full, promise_sentence
@@ -13,6 +13,7 @@ from swiftsure.certify.wording.numbers import (
     setting_words,
 )
 from swiftsure.certify.wording.plain import plain_promises, strength
+from swiftsure.records.routing import ROUTER
 
 if TYPE_CHECKING:
     from swiftsure.certify.certificate import Certificate
@@ -124,10 +125,26 @@ def _action(policy: "Policy") -> str:
     if policy.threshold == 0 and not policy.strict:
         return f"It always takes exit {policy.min_exit + 1} of {policy.n_exits}{_better(policy)}"
     limit = number(policy.threshold)
+    if isinstance(policy.threshold, tuple) and ROUTER in policy.settings:
+        return _routes(policy, sign, score)
     if isinstance(policy.threshold, tuple):
         limit = f"its own of {limit}"
     return (
         f"It exits at the first of {policy.n_exits} exits{later} with a {score} of {sign} {limit}"
+    )
+
+
+def _routes(policy: "Policy", sign: str, score: str) -> str:
+    """Return what a router and the exits behind it do."""
+    threshold: Any = policy.threshold
+    first, *levels = threshold
+    own = number(levels[0]) if len(levels) == 1 else f"its own of {number(tuple(levels))}"
+    kept = f"the first of {len(levels) + 1} exits with a {score} of {sign} {own}"
+    if first is None:
+        return f"It exits at {kept}"
+    return (
+        f"It sends inputs to which its router gives {sign} {number(first)} straight to the full"
+        f" model, exits at {kept} on the others"
     )
 
 

@@ -21,8 +21,9 @@ from swiftsure.serve.engine import (
     InvalidRequestError,
 )
 from swiftsure.serve.engines.by_slice import answer_by_slice, policies_of
+from swiftsure.serve.engines.tokens import TokenInputs
 from swiftsure.serve.inputs import InputForm
-from swiftsure.torch import EarlyExit
+from swiftsure.torch import EarlyExit, pretrained
 from swiftsure.torch.audit import Audit
 from swiftsure.torch.costs import exit_and_full_flops, exit_seconds, full_seconds
 from swiftsure.torch.modes import model_device
@@ -42,23 +43,42 @@ class TorchEngine:
         With `on_invalid="mark"`.
     example
         A batch of the form that the model takes: a tensor, or a dict of tensors. Real numbers must
-        have its shape; whole numbers, such as tokens, only the same number of axes.
+        have its shape; whole numbers, such as tokens, only the same number of axes. By default,
+        the one with which `attach_heads` was called.
+    tokenizer : optional
+        Of a network that reads tokens: requests may then be texts.
     """
 
     lanes = 1
     policy: AnyPolicy
 
-    def __init__(self, fast: EarlyExit, example: Any, *, name: str | None = None) -> None:
+    def __init__(
+        self,
+        fast: EarlyExit,
+        example: Any = None,
+        tokenizer: Any = None,
+        *,
+        name: str | None = None,
+    ) -> None:
         if fast.on_invalid != "mark":
             raise ValueError('`fast` must be an EarlyExit with on_invalid="mark".')
         self.fast, self.policy = fast, fast.policy
         self._runtimes: dict[str | None, EarlyExit] = {None: fast}
         self.name = name or type(fast.model).__name__
         self.n_exits = fast.model.n_exits
+        config = getattr(getattr(fast.model, "network", None), "config", None)
+        self._classes: dict[int, str] = getattr(config, "id2label", None) or {}
+        if example is None:
+            if not getattr(fast.model, "attached", None):
+                raise TypeError("an EarlyExit needs an example batch beside it.")
+            example = pretrained.example_batch(fast.model)
         form = pytree.tree_map(
             lambda leaf: (tuple(leaf.shape[1:]), _numpy_dtype(leaf.dtype)), example
         )
-        self.inputs = InputForm(form)
+        self.inputs: InputForm | TokenInputs = InputForm(form)
+        if tokenizer is not None:
+            longest = getattr(config, "max_position_embeddings", None)
+            self.inputs = TokenInputs(InputForm(form), tokenizer, longest)
         self._device = model_device(fast.model) or torch.device("cpu")
         self._one = pytree.tree_map(lambda leaf: leaf[:1].to(self._device), example)
         with fast.context(self._one):
@@ -68,8 +88,6 @@ class TorchEngine:
     @classmethod
     def load(cls, folder: str | Path, options: EngineOptions | None = None) -> Self:
         """Return the engine of a folder from `EarlyExit.save_pretrained`."""
-        from swiftsure.torch import pretrained
-
         chosen = options or EngineOptions()
         chosen.refuse_unused(
             "a PyTorch model", "network", "device", "compile", "capture", "threads"
@@ -85,12 +103,17 @@ class TorchEngine:
             compile=chosen.compile,
             capture=chosen.capture,
         )
-        return cls(fast, pretrained.example_batch(model), name=Path(folder).name)
+        tokenizer = pretrained.tokenizer_of(folder)
+        return cls(fast, tokenizer=tokenizer, name=Path(folder).resolve().name)
 
     def describe(self) -> Description:
         """Return what goes in and out."""
-        outputs = {"outputs": {}, "prediction": {"type": "integer"}}
-        return Description(self.name, self.inputs.schema(), outputs, self.inputs.example())
+        outputs: dict[str, Any] = {"outputs": {}, "prediction": {"type": "integer"}}
+        if self._classes:
+            outputs["label"] = {"type": "string"}
+        texts = isinstance(self.inputs, TokenInputs)
+        example = "A text" if texts else self.inputs.example()  # type: ignore[union-attr]
+        return Description(self.name, self.inputs.schema(), outputs, example, arrays=not texts)
 
     def measure(self) -> None:
         """Time the exits and the full model, one request at a time."""
@@ -128,6 +151,8 @@ class TorchEngine:
         self, samples: Sequence[Any], fast: EarlyExit | None
     ) -> list[Answer | InvalidRequestError]:
         groups: dict[Any, list[int]] = {}
+        if isinstance(self.inputs, TokenInputs):
+            samples = [self.inputs.padded(sample) for sample in samples]
         for k, sample in enumerate(samples):
             shapes = tuple(leaf.shape for leaf in pytree.tree_leaves(sample))
             groups.setdefault(shapes, []).append(k)
@@ -139,6 +164,8 @@ class TorchEngine:
 
     def compare(self, sample: Any, answer: Answer, loss: str) -> Comparison:
         """Return how an answer compares with the full model's."""
+        if isinstance(self.inputs, TokenInputs):
+            sample = self.inputs.padded(sample)
         batch = self._batch([sample])
         served = full = pytree.tree_map_only(np.ndarray, torch.from_numpy, answer.output)
         if answer.exit < self.n_exits - 1:
@@ -219,6 +246,8 @@ class TorchEngine:
             content: dict[str, Any] = {"outputs": pytree.tree_unflatten(shown, spec)}
             if classes is not None:
                 content["prediction"] = classes[row]
+                if classes[row] in self._classes:
+                    content["label"] = self._classes[classes[row]]
             own = [
                 leaf[row : row + 1] if tensor else leaf
                 for leaf, tensor in zip(arrays, tensors, strict=True)

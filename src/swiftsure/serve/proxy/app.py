@@ -5,9 +5,10 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
@@ -15,7 +16,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 
 from swiftsure.cascade import UpstreamError, usage_cost
@@ -40,6 +41,7 @@ from swiftsure.serve.openai import (
     encoded,
     event,
     parse_request,
+    refusal,
     slice_of,
 )
 from swiftsure.serve.openapi import openapi
@@ -48,6 +50,7 @@ from swiftsure.serve.policy_manager import PolicyManager, PolicyStore
 from swiftsure.serve.proxy.audits import Audits
 from swiftsure.serve.proxy.config import ProxyConfig, parameters_in_common
 from swiftsure.serve.proxy.health import ModelHealth
+from swiftsure.serve.proxy.passing import PASSED, Passed, asked_model, passed_on
 from swiftsure.serve.proxy.requests import not_covered_reason
 from swiftsure.serve.proxy.streams import (
     PassedOn,
@@ -68,12 +71,14 @@ MOST_REASONS = 100
 """How many reasons are counted apart; clients could otherwise make up any number."""
 
 
-def create_proxy(config: ProxyConfig, *, token: str | None = None) -> Starlette:
-    """Return an ASGI application that answers as OpenAI's API does, from a certified cascade.
+def create_proxy(config: ProxyConfig, *others: ProxyConfig, token: str | None = None) -> Starlette:
+    """Return an ASGI application that answers as OpenAI's API does, from certified cascades.
 
     Parameters
     ----------
-    config : ProxyConfig
+    config, *others : ProxyConfig
+        One for each cascade, which clients ask for by its name. Limits are those of the first. Each
+        has its own policy, audits and page; those of the others are under /cascades/NAME.
     token : str, optional
         What clients must send as their API key.
 
@@ -86,7 +91,9 @@ def create_proxy(config: ProxyConfig, *, token: str | None = None) -> Starlette:
     --------
     >>> app = create_proxy(ProxyConfig.load("cascade.toml"))  # doctest: +SKIP
     """
-    return ProxyService(config, token).application(exception_handlers={HTTPException: _not_here})
+    rest = [ProxyService(each, token) for each in others]
+    service = ProxyService(config, token, rest)
+    return service.application(**HANDLERS)
 
 
 class ProxyService(Service):
@@ -100,11 +107,13 @@ class ProxyService(Service):
 
     alive = True
 
-    def __init__(self, config: ProxyConfig, token: str | None) -> None:
+    def __init__(
+        self, config: ProxyConfig, token: str | None, others: "Sequence[ProxyService]" = ()
+    ) -> None:
         policy, audit = config.load_policy(), config.audit
         self.config = config
         self.upstreams = Upstreams(config.cascade(), policy, config.timeouts(policy))
-        for model in self.upstreams.models:
+        for model in self.upstreams.endpoints:
             model.headers()  # a key that is missing must not wait for the first request
         if policy is None and audit.rate:
             raise ValueError("`audit.rate` needs a policy to watch.")
@@ -124,11 +133,17 @@ class ProxyService(Service):
         manager.pending = self.queue.pending
         self.bill = live.bill
         self.names = self.upstreams.cascade.names
-        self.parameters = parameters_in_common(self.upstreams.models)
+        self.parameters = parameters_in_common(self.upstreams.endpoints)
         known = None if manager.policy is None else _calibrated_features(manager.policy)
         self._features: tuple[AnyPolicy | None, frozenset[str] | None] = (manager.policy, known)
         self.under_way = 0
         self.created = int(time.time())
+        self.others = others
+        # The cascade that a request asks for, by each name that clients may use.
+        self.by_name = {each.config.name: each for each in others}
+        for each in (self, *others):
+            for asked_name in (each.names[-1], each.upstreams.large.model):
+                self.by_name.setdefault(asked_name, each)
 
     def _watch(self, policy: Policy, share: float) -> AuditLog | None:
         audit = self.config.audit
@@ -149,17 +164,23 @@ class ProxyService(Service):
         return self.queue.dropped
 
     def answering(self) -> Mapping[str, Answering]:
-        """Answer chats and completions."""
+        """Answer chats and completions, and pass other requests on."""
         return {
             "/v1/chat/completions": Answering(partial(self.answer, kind="chat")),
             "/v1/completions": Answering(partial(self.answer, kind="completions")),
+            **{f"/v1/{path}": Answering(partial(self.answer, kind=path)) for path in PASSED},
         }
 
     def more_routes(self) -> list[Route]:
         """Return the routes of the names that clients may ask for."""
+        mounted = [
+            Mount(f"/cascades/{quote(each.config.name, safe='')}", each.application(**HANDLERS))
+            for each in self.others
+        ]
         return [
             Route("/v1/models", self.protected({"GET": self._list_models})),
             Route("/v1/models/{name:path}", self.protected({"GET": self._model})),
+            *mounted,  # type: ignore[list-item]
         ]
 
     def describe(self) -> dict[str, Any]:
@@ -175,7 +196,11 @@ class ProxyService(Service):
         self.audits = Audits(self.upstreams, self.manager, self.queue, self.bill)
         following = asyncio.get_running_loop().create_task(self._follow())
         try:
-            yield
+            async with AsyncExitStack() as stack:
+                for each in self.others:
+                    await stack.enter_async_context(each.manager.logging_stalls())
+                    await stack.enter_async_context(each.running())
+                yield
         finally:
             following.cancel()
             with suppress(asyncio.CancelledError):
@@ -192,7 +217,9 @@ class ProxyService(Service):
             except Exception:
                 log.exception("the monitor failed")
 
-    async def answer(self, scope: Scope, receive: Receive, send: Send, *, kind: Kind) -> None:
+    async def answer(
+        self, scope: Scope, receive: Receive, send: Send, *, kind: Kind | Passed
+    ) -> None:
         """Answer a request, from the models or with an error.
 
         A request holds its place until its answer is sent, streams included. If the client goes
@@ -223,7 +250,7 @@ class ProxyService(Service):
 
     @asynccontextmanager
     async def _connected_answer(
-        self, name: str, scope: Scope, receive: Receive, kind: Kind
+        self, name: str, scope: Scope, receive: Receive, kind: Kind | Passed
     ) -> AsyncIterator[Response]:
         """Yield the response to a request; raise GoneError as soon as the client goes away."""
         until = asyncio.get_running_loop().time() + self.config.limits.timeout
@@ -238,18 +265,47 @@ class ProxyService(Service):
             yield await self._response(name, body, kind, until, headers)
 
     async def _response(
-        self, name: str, body: bytes, kind: Kind, until: float, headers: Mapping[bytes, bytes]
+        self,
+        name: str,
+        body: bytes,
+        kind: Kind | Passed,
+        until: float,
+        headers: Mapping[bytes, bytes],
     ) -> Response:
         try:
             async with asyncio.timeout_at(until):
+                if kind == "responses" or kind == "embeddings":
+                    return await self._passed(name, body, kind)
                 asked = await off_loop(body, lambda: parse_request(body, kind))
-                response, exit_, full = await self._answer(name, asked, slice_of(asked, headers))
+                owner = self._owner(asked.model)
+                response, exit_, full = await owner._answer(name, asked, slice_of(asked, headers))
         except Exception as error:
             return self._failure(error, name)
         left = until - asyncio.get_running_loop().time()
-        self.metrics.answered(exit_, full=full, seconds=self.config.limits.timeout - left)
-        self.live.exits[exit_] += 1
+        owner.metrics.answered(exit_, full=full, seconds=self.config.limits.timeout - left)
+        owner.live.exits[exit_] += 1
         return response
+
+    async def _passed(self, name: str, body: bytes, path: Passed) -> Response:
+        """Pass a request on that no policy speaks of."""
+        content, model = asked_model(body)
+        owner, upstream = self._owner(model), model
+        if path == "responses" and (model == owner.config.name or model in owner.by_name):
+            upstream = owner.upstreams.large.model
+        elif model not in self.config.pass_through:
+            raise _no_such_model(model, *self.config.pass_through, *self._models())
+        headers = {
+            "x-request-id": name,
+            "x-swiftsure-model": _ascii(upstream),
+            "x-swiftsure-reason": "passed on",
+        }
+        sent = {**content, "model": upstream}
+        large = owner.upstreams.large
+        return await passed_on(large, sent, path, headers, self.config.limits.timeout)
+
+    def _owner(self, model: str) -> "ProxyService":
+        """Return the service of the cascade that a request asks for."""
+        return self if model == self.config.name else self.by_name.get(model, self)
 
     def _failure(self, error: Exception, name: str) -> Response:
         """Return what the client is told of an error."""
@@ -262,7 +318,7 @@ class ProxyService(Service):
             # The type alone: a message may hold a part of the prompt.
             log.error("request %s failed: %s", name, type(error).__name__)
             error = ApiError(500, "The proxy failed on this request.", "api_error")
-        return _refusal(error, name)
+        return refusal(error, name)
 
     def _counted(self, response: Response) -> Response:
         self.metrics.count(response.status_code)
@@ -271,7 +327,7 @@ class ProxyService(Service):
     def refusal(self, error: RefusedError, name: str | None = None) -> Response:
         """Return what a client is told whose request is refused, in OpenAI's form."""
         code = {401: "invalid_api_key", 403: "foreign_origin"}.get(error.status)
-        return _refusal(ApiError(error.status, str(error), code=code), name)
+        return refusal(ApiError(error.status, str(error), code=code), name)
 
     async def _answer(
         self, name: str, asked: ApiRequest, slice_name: str | None
@@ -308,7 +364,7 @@ class ProxyService(Service):
         last, policy = self.upstreams.last, self.manager.mode.policy
         if asked.model != self.config.name:
             if asked.model not in (self.names[last], self.upstreams.large.model):
-                raise _no_such_model(asked.model, self.config.name)
+                raise _no_such_model(asked.model, *self._cascades())
             return Found(last, "asked for by name")
         if policy is None:
             return Found(last, "there is no policy")
@@ -316,7 +372,7 @@ class ProxyService(Service):
             return Found(last, "there was an alarm")
         if isinstance(policy, SlicedPolicy) and slice_name not in policy.policies:
             return Found(last, "the policy has no such slice")
-        kinds = {each.kind for each in self.upstreams.models}
+        kinds = {each.kind for each in self.upstreams.endpoints}
         if self._features[0] is not policy:
             self._features = policy, _calibrated_features(policy)
         why = not_covered_reason(asked, kinds, self.parameters, self._features[1])
@@ -441,13 +497,19 @@ class ProxyService(Service):
         name = request.path_params["name"]
         found = self._models().get(name)
         if found is None:
-            return _refusal(_no_such_model(name, self.config.name))
+            return refusal(_no_such_model(name, *self._cascades()))
         return JSONResponse(found)
+
+    def _cascades(self) -> list[str]:
+        return [each.config.name for each in (self, *self.others)]
 
     def _models(self) -> dict[str, Any]:
         """Return the names that clients may ask for."""
         more = {"object": "model", "created": self.created, "owned_by": "swiftsure"}
-        return {each: {"id": each, **more} for each in (self.config.name, self.names[-1])}
+        names = dict.fromkeys(
+            name for each in (self, *self.others) for name in (each.config.name, each.names[-1])
+        )
+        return {each: {"id": each, **more} for each in names}
 
 
 class UpstreamMetrics(Collector):
@@ -484,13 +546,20 @@ async def _not_here(request: Request, error: Exception) -> Response:
     path = request.url.path[:200]
     if status == 405:
         text = f"{path} does not answer {request.method}."
-        return _refusal(ApiError(405, text, code="method_not_allowed"))
-    text = f"The proxy has no {path}; it answers /v1/chat/completions and /v1/completions."
-    return _refusal(ApiError(status, text, code="unknown_url"))
+        return refusal(ApiError(405, text, code="method_not_allowed"))
+    text = (
+        f"The proxy has no {path}; it answers /v1/chat/completions, /v1/completions, /v1/responses,"
+        " /v1/embeddings and /v1/models."
+    )
+    return refusal(ApiError(status, text, code="unknown_url"))
 
 
-def _no_such_model(name: str, known: str) -> ApiError:
-    text = f"There is no model {name[:100]!r}; ask for {known!r}."
+HANDLERS: dict[str, Any] = {"exception_handlers": {HTTPException: _not_here}}
+"""Errors of the web framework, in OpenAI's form."""
+
+
+def _no_such_model(name: str, *known: str) -> ApiError:
+    text = f"There is no model {name[:100]!r}; ask for {' or '.join(map(repr, known))}."
     return ApiError(404, text, code="model_not_found", param="model")
 
 
@@ -501,13 +570,6 @@ def _relayed(each: dict[str, Any], asked: ApiRequest) -> bytes | None:
             return None
         each = {key: value for key, value in each.items() if key != "usage"}
     return event(each)
-
-
-def _refusal(error: ApiError, name: str | None = None) -> Response:
-    headers = {} if name is None else {"x-request-id": name}
-    if error.retry_after is not None:
-        headers["Retry-After"] = str(max(1, round(error.retry_after)))
-    return JSONResponse(error.content(), error.status, headers)
 
 
 def _ascii(text: str) -> str:

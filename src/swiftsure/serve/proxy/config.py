@@ -3,20 +3,39 @@
 import math
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from swiftsure._lib import checks
 from swiftsure._lib.files import validation_message
-from swiftsure.cascade import Cascade, Endpoint
+from swiftsure.cascade import (
+    Cascade,
+    Embeddings,
+    Endpoint,
+    LearnedConfidence,
+    Model,
+    Router,
+    SelfConsistency,
+    Verified,
+)
 from swiftsure.cascade.endpoints import check_key
+from swiftsure.scores import LearnedScore
 from swiftsure.serve.engine import AnyPolicy
 from swiftsure.serve.policies import any_part, load_policy
 from swiftsure.serve.proxy.requests import canonical, same_json
 
-__all__ = ["AuditConfig", "LimitConfig", "ProxyConfig", "UpstreamConfig"]
+__all__ = [
+    "AuditConfig",
+    "ConfidenceConfig",
+    "EndpointConfig",
+    "LimitConfig",
+    "ProxyConfig",
+    "RouterConfig",
+    "UpstreamConfig",
+]
 
 SHORTEST, LONGEST, UNKNOWN = 1.0, 60.0, 10.0
 """Default time-outs: the shortest, the longest, and that of a small model of unknown speed."""
@@ -27,11 +46,87 @@ class _Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
+class EndpointConfig(_Table):
+    """A model behind an OpenAI-compatible API that helps: a verifier, or one for embeddings."""
+
+    base_url: str
+    model: str
+    key: Annotated[str | None, AfterValidator(check_key)] = Field(default=None, repr=False)
+    per_million: tuple[float, ...] | None = None
+    parameters: dict[str, Any] = Field(default_factory=lambda: {"temperature": 0})
+    timeout: float = Field(default=10.0, gt=0)
+
+
+class ConfidenceConfig(_Table):
+    """How a small model's confidence is measured, instead of by log-probabilities.
+
+    Attributes
+    ----------
+    self_consistency : int, optional
+        How many samples to draw; the confidence is the share that gives the most frequent answer.
+    verifier : EndpointConfig, optional
+        A model that says how sure it is of an answer.
+    learned : path, optional
+        A learned score (JSON) over features of question and answer; those above are features too.
+    """
+
+    self_consistency: int | None = Field(default=None, ge=2)
+    verifier: EndpointConfig | None = None
+    learned: Path | None = None
+
+    @model_validator(mode="after")
+    def _is_measured(self) -> "ConfidenceConfig":
+        if not self.model_fields_set:
+            raise ValueError("must have self_consistency, verifier or learned")
+        return self
+
+    def around(self, endpoint: Endpoint, learned: bool) -> Model:
+        """Return an endpoint with these wrappers."""
+        model: Model = endpoint
+        if self.self_consistency is not None:
+            model = SelfConsistency(model, self.self_consistency)
+        if self.verifier is not None:
+            model = Verified(model, Endpoint(**dict(self.verifier), logprobs=None))
+        if learned and self.learned is not None:
+            if not self.learned.exists():
+                raise ValueError(
+                    f"`confidence.learned`: there is no file {self.learned}. Learn it first:"
+                    " ProxyConfig.load(file).learn(questions)."
+                )
+            model = LearnedConfidence(model, LearnedScore.load(self.learned))
+        return model
+
+
+class RouterConfig(_Table):
+    """A router before the small model.
+
+    Attributes
+    ----------
+    file : path
+        What `Router.save` wrote.
+    embeddings : EndpointConfig
+        The model whose embeddings the router takes.
+    """
+
+    file: Path
+    embeddings: EndpointConfig
+
+    def embed(self) -> Embeddings:
+        """Return the function that embeds questions."""
+        given = self.embeddings
+        return Embeddings(given.base_url, given.model, key=given.key, timeout=given.timeout)
+
+
 class UpstreamConfig(_Table):
     """A model behind an OpenAI-compatible API; the fields are those of `Endpoint`.
 
     Attributes
     ----------
+    logprobs : int or false
+        How many of the most probable tokens to ask for; false asks for no log-probabilities, which
+        is the default where `confidence` is given.
+    confidence : ConfidenceConfig, optional
+        For a model before the last.
     timeout : float, optional
         Seconds to wait for the model. By default 60 for the last model; for another one three
         times what 99 % of its answers took in the calibration, at least 1 and at most 60, or 10 if
@@ -45,9 +140,29 @@ class UpstreamConfig(_Table):
     per_million: tuple[float, ...] | None = None
     unit: str = "usd"
     kind: Literal["chat", "completions"] = "chat"
-    logprobs: int | None = 5
+    logprobs: int | Literal[False] = 5
     parameters: dict[str, Any] = Field(default_factory=lambda: {"temperature": 0})
+    confidence: ConfidenceConfig | None = None
     timeout: float | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _samples_differ(self) -> "UpstreamConfig":
+        drawn = self.confidence is not None and self.confidence.self_consistency is not None
+        if drawn and not self.parameters.get("temperature", 1):
+            raise ValueError(
+                "confidence.self_consistency needs samples that differ: set parameters.temperature"
+                " above 0"
+            )
+        return self
+
+    def endpoint(self, connections: int) -> Endpoint:
+        """Return the endpoint without wrappers."""
+        asks = self.confidence is None or "logprobs" in self.model_fields_set
+        fields = dict(self) | {
+            "timeout": self.timeout or LONGEST,
+            "logprobs": self.logprobs if asks and self.logprobs is not False else None,
+        }
+        return Endpoint(**_without(fields, "confidence"), connections=connections)
 
 
 class AuditConfig(_Table):
@@ -89,6 +204,7 @@ class ProxyConfig(_Table):
     ----------
     models : sequence of UpstreamConfig
         Cheapest first; the last is the one that the others are compared with.
+    router : RouterConfig, optional
     name : str
         The model that clients ask for.
     score : str
@@ -97,67 +213,134 @@ class ProxyConfig(_Table):
         Without one, the last model answers all requests.
     fallback : path, optional
         A safer policy for the time after an alarm; the last model by default.
+    pass_through : sequence of str
+        Other models of the last model's provider, such as one for embeddings, that clients may use
+        at /v1/embeddings and /v1/responses.
     on_alarm : str, optional
         A command or an http address that is told of each alarm.
     """
 
     models: Annotated[tuple[UpstreamConfig, ...], Field(min_length=2)]
+    router: RouterConfig | None = None
     name: str = Field(default="cascade", min_length=1)
     score: str = "confidence"
     policy: Path | None = None
     fallback: Path | None = None
     on_alarm: str | None = None
+    pass_through: tuple[str, ...] = ()
     audit: AuditConfig = AuditConfig()
     limits: LimitConfig = LimitConfig()
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "ProxyConfig":
-        """Read a TOML file; paths in it are relative to it.
+    def load(cls, path: str | os.PathLike[str], name: str | None = None) -> "ProxyConfig":
+        """Read the cascade of a TOML file, or that of this name if it has several.
 
         Raises
         ------
         ValueError
             If it is not TOML, or a field is missing, unknown or wrong.
         """
+        found = {each.name: each for each in cls.load_all(path)}
+        if name is None:
+            if len(found) > 1:
+                raise ValueError(f"{path} has several cascades; name one of {', '.join(found)}.")
+            (name,) = found
+        return found[checks.choice("name", name, found)]
+
+    @classmethod
+    def load_all(cls, path: str | os.PathLike[str]) -> "tuple[ProxyConfig, ...]":
+        """Read all cascades of a TOML file; paths in it are relative to it.
+
+        A file has one cascade, or a table `[[cascades]]` for each. What stands outside those tables
+        holds for all of them.
+        """
         place = Path(path)
         try:
             content = tomllib.loads(place.read_text("utf-8"))
-            found = cls.model_validate(content)
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{place} is not a TOML file: {error}.") from None
+        several = content.pop("cascades", None)
+        tables = [content] if several is None else _tables(place, content, several)
+        try:
+            found = [cls.model_validate(each)._beside(place.parent) for each in tables]
         except ValidationError as error:
             raise ValueError(f"{place}: {validation_message(error)}") from None
-        folder = place.parent
-        audit = found.audit.model_copy(update={"state": folder / found.audit.state})
+        taken = [name for each in found for name in each.names]
+        if len({each.name for each in found}) < len(found) or any(
+            taken.count(each.name) > 1 for each in found
+        ):
+            raise ValueError(f"{place}: each cascade must have a name of its own.")
+        return tuple(found)
+
+    @property
+    def names(self) -> list[str]:
+        """The names that clients may ask for: the cascade's, and its last model's."""
+        return list(dict.fromkeys([self.name, self.models[-1].name or self.models[-1].model]))
+
+    def _beside(self, folder: Path) -> "ProxyConfig":
+        """Return the configuration with paths relative to its file's folder."""
+        audit = self.audit.model_copy(update={"state": folder / self.audit.state})
         policies = {
             name: None if given is None else folder / given
-            for name, given in (("policy", found.policy), ("fallback", found.fallback))
+            for name, given in (("policy", self.policy), ("fallback", self.fallback))
         }
-        return found.model_copy(update={"audit": audit, **policies})
-
-    def endpoints(self) -> list[Endpoint]:
-        """Return the models, each with a connection for every request."""
-        connections = self.limits.max_requests + self.audit.most
-        return [
-            Endpoint(**(dict(each) | {"timeout": each.timeout or LONGEST}), connections=connections)
-            for each in self.models
-        ]
+        models = [_in_folder(each, folder) for each in self.models]
+        router = self.router
+        if router is not None:
+            router = router.model_copy(update={"file": folder / router.file})
+        changed = {"audit": audit, "models": tuple(models), "router": router, **policies}
+        return self.model_copy(update=changed)
 
     def timeouts(self, policy: AnyPolicy | None) -> list[float]:
         """Return how long to wait for each model; see `UpstreamConfig.timeout`."""
-        last = len(self.models) - 1
-        taken = _calibrated_seconds(policy, len(self.models))
+        given = [each.timeout for each in self.models]
+        if self.router is not None:
+            given.insert(0, self.router.embeddings.timeout)
+        taken = _calibrated_seconds(policy, len(given))
         own = [min(max(3 * seconds, SHORTEST), LONGEST) for seconds in taken]
-        return [
-            each.timeout or (LONGEST if k == last else own[k]) for k, each in enumerate(self.models)
-        ]
+        return [each or own[k] for k, each in enumerate(given[:-1])] + [given[-1] or LONGEST]
 
-    def cascade(self) -> Cascade:
+    def cascade(self, *, learned: bool = True, routed: bool = True) -> Cascade:
         """Return the cascade, to collect a record with and to calibrate.
 
         A record that was collected from it, and the policy made from that, fit this proxy.
+
+        Parameters
+        ----------
+        learned : bool
+            Whether to use learned confidences, whose files must exist.
+        routed : bool
+            Whether to put the router first, whose file must exist.
         """
-        return Cascade(self.endpoints(), scores=self.score)
+        connections = self.limits.max_requests + self.audit.most
+        models: list[Model] = []
+        for each in self.models:
+            endpoint, confidence = each.endpoint(connections), each.confidence
+            models.append(endpoint if confidence is None else confidence.around(endpoint, learned))
+        if routed and self.router is not None:
+            models.insert(0, Router.load(self.router.file, self.router.embed()))
+        return Cascade(models, scores=self.score)
+
+    def learn(self, inputs: Sequence[Any], **options: Any) -> Cascade:
+        """Learn the confidences and the router that the file names, and write their files.
+
+        Parameters
+        ----------
+        inputs : sequence
+            Questions that will not calibrate, without answers; 1,000 or more for a router.
+        **options
+            `ids`, `folder` and others of `Cascade.learn`.
+        """
+        cascade = self.cascade(learned=False, routed=False)
+        if any(each.confidence is not None and each.confidence.learned for each in self.models):
+            found = cascade.learn(inputs, **options)
+            for config, model in zip(self.models, found.models, strict=True):
+                if config.confidence is not None and config.confidence.learned is not None:
+                    model.score.save(config.confidence.learned)  # type: ignore[attr-defined]
+        if self.router is not None:
+            pilot = self.cascade(routed=False).collect(inputs, **_without(options, "features"))
+            Router.fit(pilot, inputs, self.router.embed()).save(self.router.file)
+        return self.cascade()
 
     def load_policy(self) -> AnyPolicy | None:
         """Return the policy, if there is one."""
@@ -173,6 +356,36 @@ class ProxyConfig(_Table):
     def load_fallback(self) -> AnyPolicy | None:
         """Return the policy for the time after an alarm, if there is one."""
         return None if self.fallback is None else load_policy(self.fallback)
+
+
+def _tables(place: Path, shared: dict[str, Any], several: Any) -> list[dict[str, Any]]:
+    """Return the table of each cascade, with what all share and a folder of its own for audits."""
+    if not isinstance(several, list) or not several or not all(map(_is_table, several)):
+        raise ValueError(f"{place}: `cascades` must be tables, [[cascades]].")
+    found = []
+    for each in several:
+        audit = {**shared.get("audit", {}), **each.get("audit", {})}
+        state = Path(audit.get("state", "serving")) / str(each.get("name", ""))
+        own = {"audit": {**audit, "state": each.get("audit", {}).get("state", state)}}
+        found.append({**shared, **each, **own})
+    return found
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("audit", {}), dict)
+
+
+def _without(fields: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name not in names}
+
+
+def _in_folder(model: UpstreamConfig, folder: Path) -> UpstreamConfig:
+    """Return a model whose learned confidence is looked for in the folder of the file."""
+    confidence = model.confidence
+    if confidence is None or confidence.learned is None:
+        return model
+    own = confidence.model_copy(update={"learned": folder / confidence.learned})
+    return model.model_copy(update={"confidence": own})
 
 
 def _calibrated_seconds(policy: AnyPolicy | None, n: int) -> list[float]:

@@ -12,6 +12,7 @@ from swiftsure.cascade import Answer, Cascade, CascadeRunner, Endpoint, Upstream
 from swiftsure.cascade.answer_losses import answer_tables
 from swiftsure.cascade.models import Model
 from swiftsure.cascade.retrying import described
+from swiftsure.cascade.wrapping import Wrapper
 from swiftsure.losses import LOSSES
 from swiftsure.serve.engine import Answer as ServedAnswer
 from swiftsure.serve.engine import AnyPolicy, Comparison
@@ -19,7 +20,10 @@ from swiftsure.serve.openai import ApiError, ApiRequest
 from swiftsure.serve.proxy.health import ModelHealth
 from swiftsure.serve.proxy.requests import own_spelling
 
-__all__ = ["Found", "Upstreams", "client_error"]
+__all__ = ["Found", "Upstreams", "client_error", "endpoint_of"]
+
+ROUTER_SECONDS = 2.0
+"""How long to wait for a router whose speed is not known."""
 
 
 @dataclass(frozen=True)
@@ -49,35 +53,51 @@ class Found:
     cost: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass
-class _Inquiry:
-    """A request on its way through the models before the last.
+class _Inquiry(dict[str, Any]):
+    """A request's fields, on their way through the models before the last.
 
     Attributes
     ----------
     until : float
         Time of the event loop at which the last model must be asked.
-    response : mapping, optional
-        Of the model that was asked last.
+    responses : dict
+        What models sent, by the text of their answers; wrappers ask several times.
     """
 
-    asked: ApiRequest
-    until: float
-    response: Mapping[str, Any] | None = None
+    def __init__(self, asked: ApiRequest, until: float) -> None:
+        super().__init__(asked.fields)
+        self.asked, self.until = asked, until
+        self.responses: dict[Any, Mapping[str, Any]] = {}
 
 
 class _RestingError(Exception):
     """A model must not be asked now; the message says why."""
 
 
+class _Asking(Model):
+    """An endpoint that is asked with an inquiry, and keeps its response there."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint, self.name = endpoint, endpoint.name
+
+    async def answer(self, value: Any) -> Answer:
+        """Return the answer to an inquiry."""
+        response = await self.endpoint.complete(_own_body(self.endpoint, value.asked))
+        answer = self.endpoint.answer_of(response)
+        _check_choice(response)
+        value.responses.setdefault(answer.answer, response)
+        return answer
+
+
 class _Small(Model):
     """A model before the last, which rests after failures and is not waited for too long."""
 
-    def __init__(
-        self, endpoint: Endpoint, health: Callable[[], ModelHealth], seconds: float
-    ) -> None:
-        self.endpoint, self.name = endpoint, endpoint.name
+    def __init__(self, model: Model, health: Callable[[], ModelHealth], seconds: float) -> None:
+        self.model, self.name, self.is_router = model, model.name, model.is_router
         self.health, self.seconds = health, seconds
+        if not model.is_router:
+            asking = _Asking(endpoint_of(model))
+            self.model = model.around(asking) if isinstance(model, Wrapper) else asking
 
     async def answer(self, value: Any) -> Answer:
         """Return the answer to an inquiry."""
@@ -85,11 +105,16 @@ class _Small(Model):
             raise _RestingError(why)
         at = min(value.until, asyncio.get_running_loop().time() + self.seconds)
         async with asyncio.timeout_at(at):
-            response = await self.endpoint.complete(_own_body(self.endpoint, value.asked))
-        answer = self.endpoint.answer_of(response)
-        _check_choice(response)
-        value.response = response
-        return answer
+            return await self.model.answer(value)
+
+
+def endpoint_of(model: Model) -> Endpoint:
+    """Return the endpoint within a model's wrappers."""
+    while isinstance(model, Wrapper):
+        model = model.model
+    if not isinstance(model, Endpoint):
+        raise TypeError("`models` of a proxy must be endpoints, with wrappers or without.")
+    return model
 
 
 class Upstreams:
@@ -108,6 +133,10 @@ class Upstreams:
 
     Attributes
     ----------
+    models : list of Model
+        The router, if there is one, and endpoints with their wrappers; the last is an endpoint.
+    endpoints : list of Endpoint
+        Those of the models.
     health : list of ModelHealth
         One per model.
     """
@@ -115,13 +144,16 @@ class Upstreams:
     def __init__(
         self, cascade: Cascade, policy: AnyPolicy | None, seconds: Sequence[float] | None = None
     ) -> None:
-        models = cascade.models
-        if not all(isinstance(model, Endpoint) for model in models):
-            raise TypeError("`models` of a proxy must all be endpoints.")
+        models = self.models = cascade.models
         self.cascade = cascade
-        self.models: list[Endpoint] = list(models)  # type: ignore[arg-type]
+        self.endpoints = [endpoint_of(model) for model in models if not model.is_router]
+        self.large = self.endpoints[-1]
+        if self.large is not models[-1]:
+            raise TypeError("`models` of a proxy must end with an endpoint without a wrapper.")
         self.n_exits, self.last = len(models), len(models) - 1
-        waits = seconds or [model.timeout for model in self.models]
+        waits = seconds or [
+            ROUTER_SECONDS if model.is_router else endpoint_of(model).timeout for model in models
+        ]
         self.health = [
             ModelHealth(model.name, last=k == self.last) for k, model in enumerate(models)
         ]
@@ -159,11 +191,6 @@ class Upstreams:
         _, against_last = answer_tables(LOSSES.choose(loss), [[answer.output], [sample]], None)
         return Comparison(float(np.asarray(against_last)[0, 0]))
 
-    @property
-    def large(self) -> Endpoint:
-        """The last model."""
-        return self.models[self.last]
-
     def large_for(self, asked: ApiRequest) -> Endpoint:
         """Return the last model, as an endpoint of the kind that a request is for."""
         if asked.kind not in self._last_of_kind:
@@ -182,7 +209,11 @@ class Upstreams:
         """
         inquiry = _Inquiry(asked, asyncio.get_running_loop().time() + seconds / 2)
         routed = await self.runner.route(inquiry, slice_name)
-        known = [each for each in routed.confidences if each is not None]
+        known = [
+            each
+            for k, each in zip(routed.asked, routed.confidences, strict=True)
+            if each is not None and not self.models[k].is_router
+        ]
         found = Found(
             routed.exit,
             "sure enough",
@@ -193,8 +224,11 @@ class Upstreams:
             if confidence is not None:
                 self.health[k].answered()
         if routed.answer is not None:
-            return replace(found, response=inquiry.response, answer=routed.answer)
-        if routed.error is None:
+            response = inquiry.responses[routed.answer.answer]
+            return replace(found, response=response, answer=routed.answer)
+        if routed.routed:
+            reason = "the router sent it on"
+        elif routed.error is None:
             reason = "not sure enough" if known else "the policy always asks it"
         elif isinstance(routed.error, _RestingError):
             reason = str(routed.error)
@@ -239,9 +273,7 @@ class Upstreams:
 
     async def close(self) -> None:
         """Close all connections."""
-        for model in {
-            id(each): each for each in (*self.models, *self._last_of_kind.values())
-        }.values():
+        for model in (*self.models, *self._last_of_kind.values()):
             await model.close()
 
 

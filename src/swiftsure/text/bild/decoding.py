@@ -96,11 +96,15 @@ class Decoding:
         questions = self.questions()
         question = next(questions, None)
         while question is not None:
-            found = self._proposal() if question == "propose" else self._judgement()
-            try:
-                question = questions.send(found)
-            except StopIteration:
-                return
+            question = self.answer(questions, question)
+
+    def answer(self, questions: Questions, question: Question) -> Question | None:
+        """Answer a question with a pass of a model; return the next one, None at the end."""
+        found = self._proposal() if question == "propose" else self._judgement()
+        try:
+            return questions.send(found)
+        except StopIteration:
+            return None
 
     def questions(self) -> Questions:
         """Generate the sequence, asking for a `Proposal` or `Judgement` at each pass of a model."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from swiftsure._lib import checks
 from swiftsure.certify.policy import Policy
 from swiftsure.text.bild.capture import CapturedPair
+from swiftsure.text.bild.continuous import BildRows
 from swiftsure.text.bild.decoding import Decoding, decoding_of
 from swiftsure.text.bild.pair import (
     check_pair,
@@ -138,19 +139,43 @@ class BigLittle:
         ValueError
             If an input is empty, or input and `max_new_tokens` together exceed a model's context.
         """
-        given = {"max_new_tokens": max_new_tokens, "eos_token_id": eos_token_id}
-        options = self._with_policy_options(given)
-        rows = _rows(input_ids, attention_mask)
-        ids = check_sequence_ids(sequence_ids, len(rows))
-        passages = [
-            self.passage(row, seed=seed, sequence=each, **options)
-            for row, each in zip(rows, ids, strict=True)
-        ]
+        passages = self.passages(
+            input_ids,
+            attention_mask,
+            max_new_tokens=max_new_tokens,
+            eos_token_id=eos_token_id,
+            seed=seed,
+            sequence_ids=sequence_ids,
+        )
         if self._captured is None:
             runs = tuple(each.run(self.rule) for each in passages)
         else:
             runs = self._run_together(self._captured, passages)
         return BildOutput(self._sequences(input_ids, runs), runs)
+
+    def passages(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        max_new_tokens: int | None = None,
+        eos_token_id: EndTokens = "model",
+        seed: int = 0,
+        sequence_ids: Sequence[int] | None = None,
+    ) -> list["Passage"]:
+        """Prepare the sequences that `generate` would generate; it has the same arguments."""
+        given = {"max_new_tokens": max_new_tokens, "eos_token_id": eos_token_id}
+        options = self._with_policy_options(given)
+        rows = _rows(input_ids, attention_mask)
+        ids = check_sequence_ids(sequence_ids, len(rows))
+        return [
+            self.passage(row, seed=seed, sequence=each, **options)
+            for row, each in zip(rows, ids, strict=True)
+        ]
+
+    def rows(self, _n: int, positions: int, source: int) -> BildRows:
+        """Return rows whose generations join and leave at any time; see `ContinuousBatch`."""
+        return BildRows(self, positions, source)
 
     def _run_together(
         self, captured: CapturedPair, passages: Sequence["Passage"]
