@@ -132,7 +132,7 @@ def test_slices_are_kept_in_files(case, tmp_path):
     policy.save(tmp_path / "policy.json")
     assert ss.SlicedPolicy.load(tmp_path / "policy.json") == policy
     text = (tmp_path / "policy.json").read_text()
-    (tmp_path / "policy.json").write_text(text.replace('"together": true', '"together": false'))
+    (tmp_path / "policy.json").write_text(text.replace('"delta": 0.1', '"delta": 0.09', 1))
     with pytest.raises(ValueError, match=r"policy.json is damaged: it was changed after"):
         ss.SlicedPolicy.load(tmp_path / "policy.json")
 

@@ -476,7 +476,7 @@ def test_slices(run, folder):
     own = ss.SlicedPolicy.load(folder / "policies.json")
     assert sorted(own) == ["north", "south"]
     shown = json.loads(run("calibrate", "tenants.parquet", *each, "--json").out)
-    assert shown["together"] is True
+    assert sorted(shown["policies"]) == ["north", "south"]
     for wrong in (("--figure", "f.png"), ("--horizon", "9")):
         assert run("calibrate", "tenants.parquet", *within, *wrong).status == 2
     assert run("calibrate", "record.parquet", *within).status == 2

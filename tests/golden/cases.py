@@ -864,7 +864,7 @@ def describe(made):
     """Return what is frozen of a policy, as plain values."""
     if isinstance(made, ss.SlicedPolicy):
         slices = {name: describe(each) for name, each in made.policies.items()}
-        return {"by_slice": slices, "delta": made.delta, "together": made.together}
+        return {"by_slice": slices, "delta": made.delta}
     certificate = made.certificate
     selection = certificate.selection
     found = {

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 import swiftsure as ss
 from swiftsure import onnx
+from swiftsure.certify.slices import SlicedPolicy
 from swiftsure.onnx.scoring import broken_rows, confidence, tempered
 from swiftsure.onnx.stages import Answer
 from swiftsure.torch import EarlyExit, Staged, collect
@@ -242,3 +244,24 @@ def test_probabilities_warn_once(model, policy, tmp_path):
     with pytest.warns(UserWarning, match="The model's outputs look like probabilities") as seen:
         assert [len(fast(inputs(8)).exits) for _ in range(2)] == [8, 8]
     assert len(seen) == 1
+
+
+def test_each_sample_takes_the_exit_of_the_policy_of_its_slice(exported, policy):
+    levels = {"day": policy.threshold, "night": 0.99}
+    policies = {name: policy_of(level, policy.n_exits) for name, level in levels.items()}
+    x, slices = inputs(40).numpy(), np.asarray(["day", "night", "never seen", "day"] * 10)
+    stages = onnx.EarlyExit.load(exported).stages
+    fast = onnx.EarlyExit(stages, SlicedPolicy(policies=policies, delta=0.1))
+    out = fast(x, slices=slices)
+    for name in ("day", "night", "never seen"):
+        alone = onnx.EarlyExit(stages, policy_of(levels.get(name), policy.n_exits))
+        same_outputs(alone(x[slices == name]), _rows_of(out, slices == name))
+    with pytest.raises(ValueError, match="`slices` must be given"):
+        fast(x)
+
+
+def _rows_of(out, rows):
+    """Some samples of a result, as PyTorch's are compared with."""
+    return SimpleNamespace(
+        exits=out.exits[rows], outputs=out.outputs[rows], confidences=out.confidences[rows]
+    )

@@ -40,8 +40,9 @@ Or a mapping of their losses against the labels, (m, n_exits), by name; NaN wher
 class Ask:
     """Ask for missing labels while the walk needs them; for `missing=`.
 
-    The walk stops at the first setting for which a label stays unknown (None, or a negative
-    number), or for which the budget does not suffice. A policy's file does not keep the labeller.
+    Labels that stay unknown (None, or a negative number), or that the budget does not reach, count
+    as the worst loss in tests for which that is always valid: those of 0-1 gaps, and `crc`. Bets
+    stop at the first setting that lacks a label. A policy's file does not keep the labeller.
 
     Parameters
     ----------
@@ -209,11 +210,36 @@ class Calibration:
             progress=progress,
         )
 
-    def plan(self, pilot: Any, **options: Any) -> "RequestPlan":
-        """Return how many samples the promises need, by a pilot that is not used to calibrate."""
+    def plan(
+        self,
+        pilot: Any,
+        *,
+        sizes: Sequence[int] = (100, 200, 300, 500, 1000, 2000, 5000),
+        power: float = 0.8,
+        draws: int = 50,
+        seed: int = 0,
+        progress: bool | None = None,
+    ) -> "RequestPlan":
+        """Return how many samples the promises need, by a pilot that is not used to calibrate.
+
+        Parameters
+        ----------
+        sizes : sequence of int
+            Numbers of samples, or of groups, to try.
+        power : float
+            How likely a calibration must be to certify something faster than the full model.
+        draws : int
+            Calibration sets that are drawn from the pilot at each size, with replacement.
+        seed : int
+            Of these draws.
+        progress : bool, optional
+            Show progress; by default in a terminal.
+        """
         from swiftsure.study.requests import plan_request
 
-        return plan_request(self, pilot, **options)
+        return plan_request(
+            self, pilot, sizes=sizes, power=power, draws=draws, seed=seed, progress=progress
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the request as JSON, as policy files hold it."""

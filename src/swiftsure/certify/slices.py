@@ -42,8 +42,7 @@ class SlicedPolicy(BaseModel):
     version: int = Field(VERSION, ge=1, le=VERSION)
     policies: dict[str, Policy] = Field(min_length=1)
     delta: float = Field(gt=0, lt=1)
-    together: bool
-    """Whether all promises hold at once with probability 1 − δ, or each one alone."""
+    """The failure probability of all promises together."""
 
     def __getitem__(self, name: Any) -> Policy:
         """Return the policy of one slice."""
@@ -136,17 +135,16 @@ class SlicedPolicy(BaseModel):
                 raise ValueError(f"the policy of {name} must be about that slice")
             if not policy.runs_full_model:
                 chances[tuple(certificate.samples.slices or {})] = certificate.delta or 1.0
-        wrong = sum(chances.values()) if self.together else max(chances.values(), default=0.0)
-        if wrong > self.delta * (1 + 1e-9):
+        if sum(chances.values()) > self.delta * (1 + 1e-9):
             raise ValueError("delta must cover those of all slices")
 
     def __str__(self) -> str:
         """Return what is promised, and the sentence of each slice."""
         surety = f"{100 * (1 - self.delta):.12g} %"  # rounding must not promise more
-        promise = f"all of these promises hold at once with probability at least {surety}"
-        if not self.together:
-            promise = f"each of these promises alone holds with probability at least {surety}"
-        lines = [f"By slice; {promise}, and samples of other slices run the full model."]
+        lines = [
+            f"By slice; all of these promises hold at once with probability at least {surety}, and"
+            " samples of other slices run the full model."
+        ]
         lines += [f"{name}: {policy.sentence}" for name, policy in self.policies.items()]
         lines.append(
             "What voids this, and the exact terms, are those of each policy: policy[name]."
@@ -181,7 +179,7 @@ def sliced_policies(
             # One budget for all slices. Stopping early is valid, whatever decided it.
             alone = replace(alone, missing=Ask(labels, asking.budget - asked))
         policies[name] = about_slice(alone.run(part, metadata=metadata), name, part.n, request)
-    return SlicedPolicy(policies=policies, delta=request.delta, together=True)
+    return SlicedPolicy(policies=policies, delta=request.delta)
 
 
 def slice_by_slice(

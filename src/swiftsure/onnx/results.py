@@ -1,6 +1,6 @@
 """Results of a run on arrays: samples that exited together, and whole batches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from swiftsure.onnx.scoring import broken_rows
 if TYPE_CHECKING:
     from swiftsure.onnx.audit import Audit
 
-__all__ = ["ExitOutput", "Gathered", "StreamResult", "refuse_broken"]
+__all__ = ["ExitOutput", "Gathered", "StreamResult", "joined", "refuse_broken"]
 
 Array = NDArray[Any]
 Build = Callable[[list[Array]], Any]
@@ -134,6 +134,23 @@ class Gathered:
     def whole(self, confidences: NDArray[np.float32] | None = None) -> ExitOutput:
         """Return the batch; call it once no sample is missing."""
         return ExitOutput(self.arrays, self.exits, confidences, self.decided, self._build)
+
+
+def joined(parts: Sequence[tuple[NDArray[np.int64], ExitOutput]]) -> ExitOutput:
+    """Return the results of a batch from those of its parts, each given with its rows."""
+    back = np.argsort(np.concatenate([rows for rows, _ in parts]))
+    found = [part for _, part in parts]
+
+    def whole(arrays: Iterable[Array]) -> Array:
+        return np.concatenate(list(arrays))[back]
+
+    return ExitOutput(
+        [whole(arrays) for arrays in zip(*(each.raw for each in found), strict=True)],
+        whole(each.exits for each in found),
+        whole(np.asarray(each.confidences) for each in found),
+        whole(each.decided for each in found),
+        found[0].build,
+    )
 
 
 def refuse_broken(

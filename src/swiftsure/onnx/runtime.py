@@ -10,15 +10,17 @@ from numpy.typing import NDArray
 
 from swiftsure._lib import files
 from swiftsure.certify.policy import Policy
+from swiftsure.certify.slices import SlicedPolicy
 from swiftsure.exits import exit_indices, exits_in_use, reaches
 from swiftsure.monitor import Monitor
 from swiftsure.onnx.audit import Auditor
 from swiftsure.onnx.folder import CHECK, folder_policy
-from swiftsure.onnx.results import ExitOutput, Gathered, StreamResult
+from swiftsure.onnx.results import ExitOutput, Gathered, StreamResult, joined
 from swiftsure.onnx.scoring import confidence, known_score, tempered, warn_of_probabilities
 from swiftsure.onnx.stages import SHORT_NAMES, Answer, Stages, State
 from swiftsure.onnx.trees import build
 from swiftsure.run import PolicyBinding
+from swiftsure.run.slices import BySlice, full_model_policy
 from swiftsure.scores import LearnedScore
 
 __all__ = ["EarlyExit", "differences"]
@@ -40,9 +42,10 @@ class EarlyExit:
     Parameters
     ----------
     stages : Stages
-    policy : Policy
+    policy : Policy or SlicedPolicy
         Made from a record of these stages, or for the PyTorch network that was exported, if the
-        export was checked against it. A policy made from arrays is not bound to a model.
+        export was checked against it. A policy made from arrays is not bound to a model. With a
+        policy of slices, give the slice of each sample: `fast(batch, slices=["de", "fr"])`.
     score : str, optional
         If given, must equal the policy's score.
     audit : float or Auditor, optional
@@ -64,12 +67,17 @@ class EarlyExit:
     def __init__(
         self,
         stages: Stages,
-        policy: Policy,
+        policy: Policy | SlicedPolicy,
         *,
         score: str | LearnedScore | None = None,
         audit: float | Auditor | None = None,
         monitor: Monitor | None = None,
     ) -> None:
+        sliced: SlicedPolicy | None = None
+        if isinstance(policy, SlicedPolicy):
+            if audit is not None or monitor is not None:
+                raise ValueError("`audit` and `monitor` need a Policy: watch each slice by itself.")
+            sliced, policy = policy, full_model_policy(policy)
         binding = PolicyBinding(policy, "exits of a network", "swiftsure.onnx.collect")
         self.stages = stages
         self.policy = policy
@@ -82,6 +90,8 @@ class EarlyExit:
         binding.check_model(self._fingerprint)
         self._looked = False
         self.auditor = Auditor.of(audit, monitor, policy)
+        own = partial(EarlyExit, stages)
+        self._by_slice = None if sliced is None else BySlice(sliced, self, own)
 
     @classmethod
     def unbound(cls, stages: Stages, policy: Policy) -> "EarlyExit":
@@ -94,7 +104,7 @@ class EarlyExit:
     def load(
         cls,
         folder: str | os.PathLike[str],
-        policy: Policy | None = None,
+        policy: Policy | SlicedPolicy | None = None,
         *,
         score: str | LearnedScore | None = None,
         providers: str | Sequence[str] | None = None,
@@ -156,7 +166,12 @@ class EarlyExit:
         """Index of the last exit, the full model's."""
         return self.stages.n_exits - 1
 
-    def __call__(self, batch: Any, ids: Sequence[str] | None = None) -> ExitOutput:
+    def __call__(
+        self,
+        batch: Any,
+        ids: Sequence[str] | None = None,
+        slices: Sequence[Any] | None = None,
+    ) -> ExitOutput:
         """Run a batch and return its results in the same order.
 
         Parameters
@@ -164,14 +179,26 @@ class EarlyExit:
         batch
         ids : list of str, optional
             Ids of the requests, for audits; new ones by default (`swiftsure.monitor.request_ids`).
+        slices : sequence, optional
+            The slice of each sample, under a policy of slices; unknown ones run the full model.
         """
+        if self._by_slice is not None and slices is not None:
+            state = self.stages.begin(batch)
+            parts = self._by_slice.parts(slices, len(state[0]))
+            return joined(
+                [(rows, own._run_from(self.stages.select(state, rows))) for own, rows in parts]
+            )
+        if (slices is None) != (self._by_slice is None):
+            raise ValueError("`slices` must be given under a policy of slices, and only there.")
         if self.auditor is None:
             return self._run(batch)
         audited: ExitOutput = self.auditor.run(self, batch, self._run, ids)
         return audited
 
     def _run(self, batch: Any) -> ExitOutput:
-        state = self.stages.begin(batch)
+        return self._run_from(self.stages.begin(batch))
+
+    def _run_from(self, state: State) -> ExitOutput:
         n, last = len(state[0]), self.last
         gathered = Gathered(n, self.stages.output)
         seen = np.full((n, last), np.nan, np.float32)
@@ -211,6 +238,8 @@ class EarlyExit:
         """
         from swiftsure.onnx.stream import Stream
 
+        if self._by_slice is not None:
+            raise ValueError("`run` needs a Policy: under slices, call each batch with `slices`.")
         waiting = iter(batches)
         if self.stages.providers == [SHORT_NAMES["cpu"]]:
             yield from map(self, waiting)

@@ -308,11 +308,11 @@ def plan_request(
     request: Calibration,
     pilot: Any,
     *,
-    sizes: Sequence[int] = (100, 200, 300, 500, 1000, 2000, 5000),
-    power: float = 0.8,
-    draws: int = 50,
-    seed: int = 0,
-    progress: bool | None = None,
+    sizes: Sequence[int],
+    power: float,
+    draws: int,
+    seed: int,
+    progress: bool | None,
 ) -> RequestPlan:
     """Return how many samples (or groups) a request needs, by drawing a pilot with replacement.
 

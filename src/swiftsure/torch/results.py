@@ -23,6 +23,7 @@ __all__ = [
     "InvalidSampleError",
     "StreamResult",
     "broken_rows",
+    "joined",
     "owned",
     "refuse_broken",
     "refuse_confidence",
@@ -202,6 +203,26 @@ class Gathered:
         """Return the batch; call it once no sample is missing."""
         raw = pytree.tree_unflatten(self._leaves, self._structure)
         return ExitOutput(raw, self.exits, confidences, self.decided)
+
+
+@torch.inference_mode(False)
+def joined(parts: Sequence[tuple[Tensor, ExitOutput]]) -> ExitOutput:
+    """Return the results of a batch from those of its parts, each given with its rows."""
+    back = torch.cat([rows for rows, _ in parts]).argsort()
+    found = [part for _, part in parts]
+
+    def whole(*leaves: Any) -> Any:
+        return torch.cat(leaves)[back] if isinstance(leaves[0], Tensor) else leaves[0]
+
+    seen = [each.confidences for each in found if each.confidences is not None]
+    return ExitOutput(
+        pytree.tree_map(whole, *(each.raw for each in found)),
+        whole(*(each.exits for each in found)),
+        whole(*seen) if len(seen) == len(found) else None,
+        whole(*(each.decided for each in found)),
+        on_invalid=found[0].on_invalid,
+        failures={int(rows[k]): why for rows, each in parts for k, why in each.failures.items()},
+    )
 
 
 @torch.inference_mode(False)

@@ -15,9 +15,11 @@ from torch.utils import _pytree as pytree
 
 from swiftsure._lib import checks
 from swiftsure.certify.policy import Policy
+from swiftsure.certify.slices import SlicedPolicy
 from swiftsure.exits import exits_in_use, reaches
 from swiftsure.monitor import Monitor
 from swiftsure.run import PolicyBinding
+from swiftsure.run.slices import BySlice, full_model_policy
 from swiftsure.scores import LearnedScore
 from swiftsure.torch.audit import Auditor
 from swiftsure.torch.capture import CaptureLimits
@@ -27,7 +29,7 @@ from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.marking import run_marking
 from swiftsure.torch.modes import inference, model_device, refuse_training
 from swiftsure.torch.replaying import ReplayedModel
-from swiftsure.torch.results import ExitOutput, Gathered, StreamResult, owned
+from swiftsure.torch.results import ExitOutput, Gathered, StreamResult, joined, owned
 from swiftsure.torch.scoring import (
     MODEL_SCORE,
     confidence,
@@ -57,8 +59,9 @@ class EarlyExit(nn.Module):
     ----------
     model : StagedModel
         In evaluation mode.
-    policy : Policy
-        Made for this model. A policy made from arrays is not bound to a model and is accepted.
+    policy : Policy or SlicedPolicy
+        Made for this model. A policy made from arrays is not bound to a model and is accepted. With
+        a policy of slices, give the slice of each sample: `fast(batch, slices=["de", "fr"])`.
     score : str or LearnedScore, optional
         If given, must equal the policy's score. Use it to document in code what was certified.
     dtype : str, optional
@@ -107,7 +110,7 @@ class EarlyExit(nn.Module):
     def __init__(
         self,
         model: StagedModel,
-        policy: Policy,
+        policy: Policy | SlicedPolicy,
         *,
         score: str | LearnedScore | None = None,
         dtype: str | None = None,
@@ -118,6 +121,11 @@ class EarlyExit(nn.Module):
         on_invalid: str = "raise",
     ) -> None:
         super().__init__()
+        sliced: SlicedPolicy | None = None
+        if isinstance(policy, SlicedPolicy):
+            if audit is not None or monitor is not None:
+                raise ValueError("`audit` and `monitor` need a Policy: watch each slice by itself.")
+            sliced, policy = policy, full_model_policy(policy)
         binding = PolicyBinding(policy, "exits of a network", "swiftsure.torch.collect")
         refuse_unstaged(model)
         refuse_training(model)
@@ -150,8 +158,9 @@ class EarlyExit(nn.Module):
         limits = capture if isinstance(capture, CaptureLimits) else None
         self.captures = Captures(self, limits, compile) if capture else None
         self.fastest: dict[int, str] = {}
+        self._by_slice = None if sliced is None else BySlice(sliced, self, self.with_policy)
 
-    def with_policy(self, policy: Policy) -> "EarlyExit":
+    def with_policy(self, policy: Policy | SlicedPolicy) -> "EarlyExit":
         """Return the same model with the same settings under another policy.
 
         Compiled stages are shared; graphs are captured again, since they hold decisions.
@@ -228,7 +237,13 @@ class EarlyExit(nn.Module):
         """Return False, for pipelines of transformers."""
         return False
 
-    def forward(self, batch: Any = None, ids: Sequence[str] | None = None, **inputs: Any) -> Any:
+    def forward(
+        self,
+        batch: Any = None,
+        ids: Sequence[str] | None = None,
+        slices: Sequence[Any] | None = None,
+        **inputs: Any,
+    ) -> Any:
         """Run a batch and return its results in the same order, as an `ExitOutput`.
 
         Parameters
@@ -236,6 +251,8 @@ class EarlyExit(nn.Module):
         batch
         ids : list of str, optional
             Ids of the requests, for audits; new ones by default (`swiftsure.monitor.request_ids`).
+        slices : sequence, optional
+            The slice of each sample, under a policy of slices; unknown ones run the full model.
         **inputs
             Instead of `batch`, the arguments of a network of transformers. The result is then a
             `SequenceClassifierOutput`, so that `pipeline(model=fast)` works.
@@ -243,12 +260,27 @@ class EarlyExit(nn.Module):
         if inputs:
             from transformers.modeling_outputs import SequenceClassifierOutput
 
-            out = self(inputs if batch is None else {"input_ids": batch, **inputs}, ids)
+            out = self(inputs if batch is None else {"input_ids": batch, **inputs}, ids, slices)
             return SequenceClassifierOutput(logits=out.outputs)
+        if self._by_slice is not None and slices is not None:
+            return self._run_slices(self._by_slice, batch, slices)
+        if (slices is None) != (self._by_slice is None):
+            raise ValueError("`slices` must be given under a policy of slices, and only there.")
         with self.context(batch):
             if self.auditor is None:
                 return self._run(batch)
             return self.auditor.run(self, batch, self._run, ids)
+
+    def _run_slices(
+        self, by_slice: "BySlice[EarlyExit]", batch: Any, slices: Sequence[Any]
+    ) -> ExitOutput:
+        found = []
+        for runtime, rows in by_slice.parts(slices, size_of(batch)):
+            index = torch.from_numpy(rows).to(device_of(batch))
+            part = rows_of(batch, index)
+            with runtime.context(part):
+                found.append((index, runtime._run(part)))
+        return joined(found)
 
     def run(self, batches: Iterable[Any], batch_size: int | None = None) -> Iterator[ExitOutput]:
         """Run many batches and yield their results in order, in the way that suits the device.
@@ -264,6 +296,8 @@ class EarlyExit(nn.Module):
         batch_size : int, optional
             How many samples a stage gathers on a GPU; the size of the first batch by default.
         """
+        if self._by_slice is not None:
+            raise ValueError("`run` needs a Policy: under slices, call each batch with `slices`.")
         waiting = iter(batches)
         for batch in waiting:
             n = size_of(batch)
