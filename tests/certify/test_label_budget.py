@@ -10,6 +10,7 @@ from swiftsure.study.simulate import Population
 from tests.builders import refused, request_of
 
 PATH = ss.Path.logit_grid(step=0.25)
+STAR = ss.Control("ucb", "star")
 TWO = [
     ss.Promise("zero_one", epsilon=0.05),
     ss.Promise("zero_one", risk="consistency", epsilon=0.2),
@@ -113,14 +114,31 @@ def test_the_labeller_is_not_asked_beyond_the_budget(sample, record, budget):
         return sample.labels[ids]
 
     index = index_with(record, missing=ss.Ask(labeller, budget))
-    assert len(asked) <= budget
+    assert len(asked) == budget
     rows = record.needs_label("zero_one", path=PATH, budget=budget)
     part = record.with_labels(rows, sample.labels[rows])
-    assert index == index_with(part, missing="stop")
+    assert index == index_with(part, missing="worst") >= index_with(part, missing="stop")
+
+
+def test_a_budget_reaches_further_than_its_first_missing_label(sample, record, labelled):
+    """The exact test counts the labels beyond it as the worst loss; bets have to stop there."""
+    asking = ss.Ask(lambda ids: sample.labels[ids], budget=20)
+    part = record.with_labels(
+        rows := record.needs_label("zero_one", path=PATH, budget=20), sample.labels[rows]
+    )
+    stop = next(k for k in range(len(PATH)) if lacking(part, k))
+    policy = ss.calibrate(record, loss="zero_one", epsilon=0.05, path=PATH, missing=asking)
+    assert stop <= policy.certificate.index <= index_with(labelled)
+    assert policy.certificate.stopped_at is None
+    assert "labels missing" not in {each.key for each in policy.certificate.conditions}
+    bets = ss.calibrate(
+        record, loss="zero_one", epsilon=0.05, path=PATH, missing=asking, bound="star"
+    )
+    assert (bets.certificate.index or 0) < stop == bets.certificate.stopped_at
 
 
 @pytest.mark.parametrize("unknown", [None, -1])
-def test_the_walk_stops_where_the_labeller_knows_no_label(sample, record, unknown):
+def test_the_walk_counts_what_the_labeller_does_not_know_as_the_worst(sample, record, unknown):
     known = set(record.needs_label("zero_one", path=PATH, budget=20).tolist())
 
     def labeller(ids):
@@ -128,7 +146,13 @@ def test_the_walk_stops_where_the_labeller_knows_no_label(sample, record, unknow
 
     rows = record.needs_label("zero_one", path=PATH, budget=20)
     part = record.with_labels(rows, sample.labels[rows])
-    assert index_with(record, missing=ss.Ask(labeller)) == index_with(part, missing="stop")
+    assert index_with(record, missing=ss.Ask(labeller)) == index_with(part, missing="worst")
+    bets = {"bound": "star"}
+    fixed = [replace(each, order=3) for each in (record, part)]
+    asked, stopped = ss.Ask(labeller), "stop"
+    assert index_with(fixed[0], missing=asked, **bets) == index_with(
+        fixed[1], missing=stopped, **bets
+    )
 
 
 def test_several_risks_stop_together(sample, record):
@@ -259,7 +283,7 @@ def test_the_budget_of_a_study_is_that_of_calibrate(sample, labelled):
         wanted = record.needs_label("zero_one", path=PATH, budget=20)
         part = record.with_labels(wanted, sample.labels[rows][wanted])
         assert (
-            study.thresholds["ucb"][split, 0] == PATH.thresholds[index_with(part, missing="stop")]
+            study.thresholds["ucb"][split, 0] == PATH.thresholds[index_with(part, missing="worst")]
         )
 
 
@@ -268,8 +292,11 @@ def test_a_pool_for_a_budget(labelled):
     options = {"sizes": (40, 150, 3000), "draws": 30}
     for pilot in (labelled, replace(labelled, losses={})):
         plan = ss.planning.unlabelled_pool(40, request, pilot, **options)
-        assert plan.n == 150 == range(1000)[plan]
-        assert plan.gain[0] < plan.gain[1] > plan.gain[2]
+        assert plan.n == range(5000)[plan]
+        assert plan.gain[2] > 0.9 * plan.gain[1] > plan.gain[0]
+        bets = ss.planning.unlabelled_pool(40, replace(request, control=STAR), pilot, **options)
+        assert bets.n == 150  # they stop, so with many samples the budget ends at safe settings
+        assert bets.gain[0] < bets.gain[1] > bets.gain[2]
         assert plan.labelled_pilot == bool(pilot.losses)
     with refused("budget"):
         ss.planning.unlabelled_pool(0, request, labelled)

@@ -66,7 +66,7 @@ def test_an_exit_that_always_agrees_is_not_certain(parts):
     apart[:, 1] = 0.0
     learned = ss.LearnedScore.fit(replace(pilot, inconsistencies={"zero_one": apart}))
     sure = learned.confidences(pilot.confidences)[:, 1]
-    assert sure.mean() > 0.98
+    assert sure.mean() > 0.95
     assert 0.9 < sure.min() < sure.max() < 1.0
 
 
@@ -131,7 +131,7 @@ def test_studies_leave_the_pilot_out(learned, record):
 
 def test_a_record_without_the_scores_is_refused(learned):
     record = ss.ExitRecord([[0.9] * 3] * 50, losses={"zero_one": [[0.0] * 4] * 50})
-    with pytest.raises(ValueError, match="lacks top_diff, entropy"):
+    with pytest.raises(ValueError, match="lacks top_diff: make it"):
         ss.calibrate(record, loss="zero_one", epsilon=0.1, score=learned)
 
 

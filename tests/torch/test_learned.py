@@ -17,8 +17,8 @@ from swiftsure.torch import EarlyExit, collect
 from swiftsure.torch.scoring import confidence
 from tests.torch.builders import inputs, labels, network
 
-WEIGHTS = [[0.3, 0.5, 0.4, 0.1], [-1.0, 0.0, 0.9, 0.2]]
-LEARNED = ss.LearnedScore(("top1", "log_ratio", "entropy"), np.asarray(WEIGHTS))
+WEIGHTS = [[0.3, 0.5, 0.4], [-1.0, 0.6, 0.9]]
+LEARNED = ss.LearnedScore(("log_ratio", "log1p_ratio"), np.asarray(WEIGHTS))
 DEVICES = [
     "cpu",
     pytest.param(

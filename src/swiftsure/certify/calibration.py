@@ -40,8 +40,9 @@ Or a mapping of their losses against the labels, (m, n_exits), by name; NaN wher
 class Ask:
     """Ask for missing labels while the walk needs them; for `missing=`.
 
-    The walk stops at the first setting for which a label stays unknown (None, or a negative
-    number), or for which the budget does not suffice. A policy's file does not keep the labeller.
+    Labels that stay unknown (None, or a negative number), or that the budget does not reach, count
+    as the worst loss in tests for which that is always valid: those of 0-1 gaps, and `crc`. Bets
+    stop at the first setting that lacks a label. A policy's file does not keep the labeller.
 
     Parameters
     ----------

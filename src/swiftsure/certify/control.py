@@ -232,6 +232,16 @@ class Control:
             bounds.refuse_weights(bounds.resolve(self.bound, curve.loss_range), curve)
         return curve
 
+    def counts_missing(self, curve: RiskCurve, pool: int | None = None) -> bool:
+        """Return whether a larger loss never certifies more, whichever sample has it.
+
+        Labels that are missing may then count as the worst loss, whatever decided which are.
+        """
+        if not self.uses_bound:
+            return self.guarantee != "none"
+        known = self.prepare(curve)
+        return self.bound_for(known, known.n, pool).monotone
+
     @property
     def uses_bound(self) -> bool:
         """Whether the control tests with a bound."""

@@ -1,7 +1,7 @@
 """Labels as the walk needs them: asking for them, and what a budget of labels reaches."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from swiftsure.records.labels import first_setting
 
 __all__ = ["LabelBudget", "label_along", "shortest"]
 
+Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
 
@@ -35,8 +36,7 @@ def label_along(
 
     The walk goes on while settings are certified. Where the next one lacks labels, the labeller is
     asked for these. The walk ends where a setting fails, where a label stays unknown, or where the
-    budget does not suffice for the next setting. What it certifies is what it would certify with
-    all labels, or less.
+    budget is spent. What it certifies is what it would certify with all labels, or less.
 
     Parameters
     ----------
@@ -60,8 +60,8 @@ def label_along(
         stop, reached, done = walk(record)
         if done or reached < stop:
             return record
-        wanted = lacking(stop)
-        if len(wanted) > left:
+        wanted = lacking(stop)[:left]
+        if not len(wanted):
             return record
         found = labeller(wanted)
         given = {"losses" if isinstance(found, Mapping) else "labels": found}
@@ -87,10 +87,13 @@ class LabelBudget:
     labels : int
     first : (n,)
         The first setting at which each sample's label matters; K if it never does.
+    differs : (n, n_exits)
+        The exits at which it does.
     """
 
     labels: int
     first: Rows
+    differs: NDArray[np.bool_]
 
     RANDOM = ", random labels"
     ALL = ", all labels"
@@ -115,7 +118,7 @@ class LabelBudget:
             differs = record.inconsistencies[curve.statistic.loss] != 0
         path = Path(curve.thresholds, curve.path_kind)
         first = first_setting(record.confidences_of(rule), differs, path, curve.rule)
-        return cls(checks.count("budget", labels, 0), first)
+        return cls(checks.count("budget", labels, 0), first, differs)
 
     def compared(self, controls: Mapping[str, Control]) -> dict[str, Control]:
         """Return each control three times: with the budget, with random labels, with all."""
@@ -135,16 +138,36 @@ class LabelBudget:
         """Return the samples that a control calibrates on."""
         return rows[: self.labels] if label.endswith(self.RANDOM) else rows
 
-    def stopped(self, label: str, rows: Rows, index: Rows) -> Rows:
-        """Return the last settings of the walks, which stop at the first that lacks a label."""
-        if label.endswith((self.RANDOM, self.ALL)):
-            return index
-        return self.stop(rows, index)
+    def indices(
+        self,
+        label: str,
+        control: Control,
+        curve: RiskCurve,
+        levels: Floats,
+        delta: float,
+        rows: Rows,
+    ) -> Rows:
+        """Return what a control chooses at each level, on the samples that it calibrates on."""
+        tested = self.rows(label, rows)
+        if label.endswith((self.RANDOM, self.ALL)) or self.labels >= len(rows):
+            return control.indices(curve, levels, delta, tested)
+        if control.counts_missing(curve):
+            return control.indices(self.counted(curve, rows), levels, delta)
+        return self.stop(rows, control.indices(curve, levels, delta, rows))
+
+    def counted(self, curve: RiskCurve, rows: Rows) -> RiskCurve:
+        """Return the curve of some rows, with the worst loss where a label is missing."""
+        part = curve.take(rows)
+        first = self.first[rows]
+        missing = np.argsort(first, kind="stable")[self.labels :]
+        values = part.data.values.copy()
+        values[missing] = np.where(
+            self.differs[rows[missing]], curve.loss_range.high, values[missing]
+        )
+        return replace(part, data=part.data._replace(values=values))
 
     def stop(self, rows: Rows, index: Rows) -> Rows:
         """Return the last settings of walks that stop where these rows lack a label."""
-        if self.labels >= len(rows):
-            return index
         last = int(np.partition(self.first[rows], self.labels)[self.labels]) - 1
         stopped = np.minimum(index, last)
         return np.where(stopped > 0, stopped, -1)

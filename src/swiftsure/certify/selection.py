@@ -138,18 +138,29 @@ def prepared(request: Calibration, record: Any) -> tuple[Any, Calibration]:
 
 def cells(request: Calibration, record: Any) -> list[Cell]:
     """Return what the promises test, all cut where the first of them lacks a label."""
-    path, missing = request.path, request.missing
-    missing = "stop" if isinstance(missing, Ask) else missing
     found = []
     for promise in request.risks:
         parts: list[tuple[str | None, Any]] = [(None, None)]
         if promise.within == "slices":
             parts = [*slice_rows(record).items()]
         for name, rows in parts:
-            curve = promise.curve(record, request.rule, path, missing, rows)  # type: ignore[arg-type]
+            curve = _promised(request, promise, record, rows)
             found.append(Cell(promise, curve, name, rows))
     curves = shortest([each.curve for each in found])
     return [replace(each, curve=curve) for each, curve in zip(found, curves, strict=True)]
+
+
+def _promised(
+    request: Calibration, promise: Promise, record: Any, rows: NDArray[np.int64] | None
+) -> RiskCurve:
+    """Return the curve of a promise; where labels were asked for, as its test allows."""
+    path: Any = request.path
+    if not isinstance(request.missing, Ask):
+        return promise.curve(record, request.rule, path, request.missing, rows)
+    counted = promise.curve(record, request.rule, path, "worst", rows)
+    if request.control.counts_missing(counted, record.sampling.population):
+        return counted
+    return promise.curve(record, request.rule, path, "stop", rows)
 
 
 def overall(request: Calibration, record: Any, tested: list[Cell]) -> list[RiskCurve]:
@@ -264,12 +275,13 @@ def _labelled(request: Calibration, record: Any) -> tuple[Any, Calibration]:
         raise ValueError("`missing` must be Ask(labeller): a policy's file does not keep it.")
     route: Any = request.path
     path = Path.of(route, record.confidences_of(request.rule))
-    request = replace(request, path=path, missing="stop")
+    request = replace(request, path=path)
+    stopping = replace(request, missing="stop")
     share, population = walk_delta(request), record.sampling.population
     several_starts = any(each.among == "exits" for each in request.risks)
 
     def last_certified(labelled: ExitRecord) -> tuple[int, int, bool]:
-        tested = cells(request, labelled)
+        tested = cells(stopping, labelled)
         curves = [each.curve for each in tested]
         if several_starts or curves[0].cut_from is None:
             return curves[0].n_settings, curves[0].n_settings, curves[0].cut_from is None

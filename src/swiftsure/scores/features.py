@@ -41,13 +41,23 @@ def log_ratio(xp: Any, top1: Any, top_diff: Any) -> Any:
     return xp.log(xp.clip(top1, EDGE, 1 - EDGE)) - xp.log(second)
 
 
+def log1p_ratio(xp: Any, top1: Any, top_diff: Any) -> Any:
+    """Return log(1 + log_ratio), which bends the curve of agreement."""
+    return xp.log1p(log_ratio(xp, top1, top_diff))
+
+
 FEATURES: Registry[Feature] = Registry(
-    "feature", Feature("log_ratio", ("top1", "top_diff"), log_ratio)
+    "feature",
+    Feature("log_ratio", ("top1", "top_diff"), log_ratio),
+    Feature("log1p_ratio", ("top1", "top_diff"), log1p_ratio),
 )
 """Features by name. Every other name is that of a score, whose logit is the feature."""
 
-DEFAULT_FEATURES = ("top1", "log_ratio", "entropy")
-"""Features of a classifier: the logits of top1 and entropy, and log of top over second."""
+DEFAULT_FEATURES = ("log_ratio", "log1p_ratio")
+"""Features of a classifier: the log of top over second, and a concave function of it.
+
+The top probability and the entropy add nothing to them on our records.
+"""
 
 
 def feature_of(name: str) -> Feature:
@@ -67,6 +77,6 @@ def inputs_of(features: tuple[str, ...]) -> tuple[str, ...]:
     Examples
     --------
     >>> inputs_of(DEFAULT_FEATURES)
-    ('top1', 'top_diff', 'entropy')
+    ('top1', 'top_diff')
     """
     return tuple(dict.fromkeys(name for each in features for name in feature_of(each).inputs))

@@ -9,7 +9,7 @@ __all__ = ["logistic_weights"]
 Floats = NDArray[np.float64]
 
 TIE = 10.0
-"""How strongly the slopes of an exit are drawn to those that all exits share.
+"""How strongly the weights of an exit are drawn to those that all exits share.
 
 With 100 pilot samples the exits of one network hardly differ from each other; with 2,000 they do.
 """
@@ -18,7 +18,7 @@ RIDGE = 1.0
 """How strongly the shared slopes are drawn to 0."""
 
 LOOSE = 1e-3
-"""The same for intercepts, which only need to be finite."""
+"""The same for the shared intercept, which only needs to be finite."""
 
 DIGITS = 9
 """Digits of a weight, so that one pilot gives the same weights with every linear algebra."""
@@ -29,9 +29,10 @@ def logistic_weights(
 ) -> Floats:
     """Return intercept and slopes of each exit, or of all together.
 
-    First one regression is fitted to all exits, with an intercept for each; then each exit's own,
-    drawn to the common one. A slope whose feature is `rising` is at least 0: unconstrained slopes
-    of correlated features may differ in sign, which puts samples like none of the pilot's first.
+    First one regression is fitted to all exits together; then each exit's own, drawn to the common
+    one, which an exit without any disagreement hardly leaves. A slope whose feature is `rising` is
+    at least 0: unconstrained slopes of correlated features may differ in sign, which puts samples
+    like none of the pilot's first.
 
     Parameters
     ----------
@@ -40,7 +41,7 @@ def logistic_weights(
         In [0, 1]; NaN where not known.
     rising : (n_features,)
     shared : bool
-        Return one regression for all exits, without an intercept for each.
+        Return the common regression alone.
 
     Returns
     -------
@@ -49,29 +50,15 @@ def logistic_weights(
     n, n_early, n_features = values.shape
     known = ~np.isnan(targets)
     center, scale = _scales(values[known])
-    x = (values - center) / scale
-    smooth = _smoothed(targets, shared)
-    lowest = np.where(rising, 0.0, -np.inf)
-    which = np.zeros((n_early, 1)) if shared else np.eye(n_early)
-    which = which if not shared else np.ones((n_early, 1))
-    n_intercepts = which.shape[1]
-    design = np.concatenate([np.broadcast_to(which, (n, n_early, n_intercepts)), x], axis=2)
-    common = _newton(
-        design[known],
-        smooth[known],
-        np.r_[np.full(n_intercepts, LOOSE), np.full(n_features, RIDGE)],
-        np.zeros(n_intercepts + n_features),
-        np.r_[np.full(n_intercepts, -np.inf), lowest],
-    )
-    found = np.column_stack(
-        [common[:n_intercepts], np.tile(common[n_intercepts:], (n_intercepts, 1))]
-    )
+    design = np.concatenate([np.ones((n, n_early, 1)), (values - center) / scale], axis=2)
+    smooth = _smoothed(targets)
+    lowest = np.r_[-np.inf, np.where(rising, 0.0, -np.inf)]
+    loose = np.r_[LOOSE, np.full(n_features, RIDGE)]
+    common = _newton(design[known], smooth[known], loose, np.zeros(1 + n_features), lowest)
+    ties, found = np.full(1 + n_features, TIE), common[None]
     if not shared:
-        ties = np.r_[LOOSE, np.full(n_features, TIE)]
-        for k in range(n_early):
-            rows = known[:, k]
-            own = np.column_stack([np.ones(rows.sum()), x[rows, k]])
-            found[k] = _newton(own, smooth[rows, k], ties, found[k], np.r_[-np.inf, lowest])
+        exits = [(design[rows, k], smooth[rows, k]) for k, rows in enumerate(known.T)]
+        found = np.stack([_newton(x, y, ties, common, lowest) for x, y in exits])
     slopes = found[:, 1:] / scale
     weights = np.column_stack([found[:, 0] - slopes @ center, slopes])
     return np.asarray([[float(f"{w:.{DIGITS}g}") for w in row] for row in weights])
@@ -82,11 +69,9 @@ def _scales(rows: Floats) -> tuple[Floats, Floats]:
     return rows.mean(axis=0), np.where(spread > 1e-9, spread, 1.0)
 
 
-def _smoothed(targets: Floats, shared: bool) -> Floats:
+def _smoothed(targets: Floats) -> Floats:
     """Return targets without exact 0 and 1 (Platt 1999), so that no exit is ever certain."""
-    axis = None if shared else 0
-    agree = np.nansum(targets, axis=axis)
-    apart = np.nansum(1 - targets, axis=axis)
+    agree, apart = np.nansum(targets), np.nansum(1 - targets)
     return np.asarray(targets * (agree + 1) / (agree + 2) + (1 - targets) / (apart + 2))
 
 

@@ -20,13 +20,6 @@ def on_grid(value):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def logit(score):  # type: ignore[no-untyped-def]
-    """Return the logit of a score that was rounded."""
-    inside = min(max(score, EDGE), 1.0 - EDGE)
-    return math.log(inside) - math.log1p(-inside)
-
-
-@compiled
 def learned_confidences(logits, temperature, weights):  # type: ignore[no-untyped-def]
     """Return the confidences of logits, (n, n_classes) in float64, by the default features.
 
@@ -44,11 +37,9 @@ def learned_confidences(logits, temperature, weights):  # type: ignore[no-untype
         if not total > 0.0:
             found[i] = np.nan
             continue
-        first, second, information = 0.0, 0.0, 0.0
+        first, second = 0.0, 0.0
         for j in range(n_classes):
             p = scaled[j] / total
-            if p > 0.0:
-                information += p * math.log(p)
             if p > first:
                 first, second = p, first
             elif p > second:
@@ -57,9 +48,7 @@ def learned_confidences(logits, temperature, weights):  # type: ignore[no-untype
         ratio = math.log(min(max(top1, EDGE), 1.0 - EDGE)) - math.log(
             min(max(top1 - top_diff, EDGE), 1.0)
         )
-        certainty = on_grid(1.0 + information / math.log(n_classes))
-        z = weights[0] + weights[1] * logit(top1)
-        z = z + weights[2] * ratio
-        z = z + weights[3] * logit(certainty)
+        z = weights[0] + weights[1] * ratio
+        z = z + weights[2] * math.log1p(ratio)
         found[i] = on_grid(1.0 / (1.0 + math.exp(-z)))
     return found

@@ -270,22 +270,19 @@ class _Runs:
 
     def _choices(self, rows: Rows) -> dict[str, NDArray[np.int64]]:
         """Return the choice of each control; equivalent controls are run once."""
-        found: dict[tuple[Control, int], NDArray[np.int64]] = {}
-        choices = {}
+        if self.budget is not None:
+            return {
+                label: self.budget.indices(
+                    label, rule, self.views[label], self.epsilons, self.delta, rows
+                )
+                for label, rule in self.rules.items()
+            }
+        found: dict[Control, NDArray[np.int64]] = {}
         for label, rule in self.kinds.items():
-            tested = rows if self.budget is None else self.budget.rows(label, rows)
-            key = rule, len(tested)
-            if key not in found:
-                found[key] = self._choose(label, tested)
-            chosen = found[key]
-            if self.budget is not None:
-                chosen = self.budget.stopped(label, rows, chosen)
-            choices[label] = chosen
-        return choices
-
-    def _choose(self, label: str, rows: Rows) -> NDArray[np.int64]:
-        curve = self._along(self.views[label], rows)
-        return self.rules[label].indices(curve, self.epsilons, self.delta, rows)
+            if rule not in found:
+                curve = self._along(self.views[label], rows)
+                found[rule] = self.rules[label].indices(curve, self.epsilons, self.delta, rows)
+        return {label: found[rule] for label, rule in self.kinds.items()}
 
     def _thresholds(self, curve: RiskCurve, index: NDArray[np.int64]) -> NDArray[Any]:
         """Return the chosen thresholds; infinity for a full model that is not on the path."""

@@ -127,7 +127,7 @@ def unlabelled_pool(
     for i, size in enumerate(compared):
         for j in range(draws):
             rows = rng.integers(0, curve.n, checks.count("sizes", size))
-            index = int(spent.stop(rows, rule.indices(curve, level, request.delta, rows))[0])
+            index = int(spent.indices("", rule, curve, level, request.delta, rows)[0])
             gains[i, j] = saved[max(index, 0)]
             certified[i, j] = index > 0
     gain = gains.mean(axis=1)

@@ -247,7 +247,7 @@ def _fused(logits: Tensor, weights: tuple[float, ...]) -> Tensor:
 
     n, n_classes = logits.shape
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
-    constants = _constants(weights, n_classes, logits.device)
+    constants = _constants(weights, logits.device)
     found = torch.empty(n, dtype=torch.float32, device=logits.device)
     if n:
         block = 1 << (n_classes - 1).bit_length()
@@ -256,8 +256,8 @@ def _fused(logits: Tensor, weights: tuple[float, ...]) -> Tensor:
 
 
 @cache  # for ever, since graphs that were captured read them
-def _constants(weights: tuple[float, ...], n_classes: int, device: torch.device) -> Tensor:
-    values = [*weights, math.log(n_classes), STEPS, SHIFT, EDGE]
+def _constants(weights: tuple[float, ...], device: torch.device) -> Tensor:
+    values = [*weights, STEPS, SHIFT, EDGE]
     return torch.tensor(values, dtype=torch.float64, device=device)
 
 
