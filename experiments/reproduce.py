@@ -16,6 +16,7 @@ from experiments.calm.reproduce import calm
 from experiments.calm_cnndm.reproduce import calm_cnndm
 from experiments.diffusion.reproduce import diffusion
 from experiments.image_classification.reproduce import image_classification
+from experiments.llm_pairs.reproduce import llm_pairs
 from experiments.segmentation.reproduce import segmentation
 from experiments.studies import StudyOptions
 from experiments.tables import print_rows
@@ -29,6 +30,7 @@ TASKS: dict[str, Callable[..., Any]] = {
     "calm_cnndm": calm_cnndm,
     "diffusion": diffusion,
     "bild": bild,
+    "llm_pairs": llm_pairs,
 }
 LOSSES = {"calm": ("bleu", "rouge_l")}
 """Losses of tasks that the paper studies with several."""

@@ -138,5 +138,8 @@ def test_the_page_of_a_proxy_shows_reasons_and_the_bill(browser, tmp_path):
     assert found["bill"].startswith("answers ")
     assert "sure enough3" in found["reasons"]
     assert "`seed` was not set when the policy was made1" in found["reasons"]
-    assert (found["state"], found["headline"]) == ("degraded", "A model does not answer.")
+    assert (found["state"], found["headline"]) == (
+        "degraded",
+        "A model does not answer, or changed.",
+    )
     assert not found["wide"]

@@ -101,6 +101,7 @@ def rested(setup):
     """Forget what the proxy knows of its models' failures; return the new states."""
     health = setup.app.state.service.upstreams.health
     health[:] = [ModelHealth(each.name, last=each is health[-1]) for each in health]
+    setup.app.state.service.upstreams.versions.changed.clear()
     return health
 
 
@@ -367,7 +368,7 @@ def test_a_revoked_key_is_seen(setup):
     health = client.get("/health")[1]
     assert health["status"] == "degraded"
     assert health["fault"] == "small does not answer (status 401)."
-    assert client.get("/status")[1]["headline"] == "A model does not answer."
+    assert client.get("/status")[1]["headline"] == "A model does not answer, or changed."
     asked = len(setup.small.bodies)
     _, headers = setup.ask("Is it odd? 7")
     assert headers["x-swiftsure-reason"] == "small failed several times in a row"

@@ -38,6 +38,8 @@ class Answer:
         At each token, log-probabilities of the most probable ones.
     scores : mapping, optional
         Other confidences in [0, 1], by name.
+    version : str, optional
+        Which version of the model gave it.
 
     Examples
     --------
@@ -54,6 +56,7 @@ class Answer:
     logprobs: tuple[float, ...] | None = None
     top_logprobs: tuple[Mapping[str, float], ...] | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
+    version: str | None = None
 
     def __post_init__(self) -> None:
         """Check every field and store its checked form."""
@@ -117,7 +120,7 @@ class Answer:
     def to_json(self) -> dict[str, Any]:
         """Return the fields that are set, as JSON can hold them."""
         content: dict[str, Any] = {"answer": self.answer}
-        for name in ("confidence", "cost", "logprobs", "top_logprobs", "scores"):
+        for name in ("confidence", "cost", "logprobs", "top_logprobs", "scores", "version"):
             value = getattr(self, name)
             if value is not None and value != {}:
                 content[name] = value

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Cascade", "record_of_answers"]
 
-SECONDS = "seconds"
+SECONDS, VERSIONS = "seconds", "versions"
 ROUTER_PILOT = 0.25
 """Share of the samples that finds the settings of a router and thresholds, by default."""
 SYSTEM_NAME, RECORD_FROM = "cascade", "Cascade.collect"
@@ -480,7 +480,10 @@ def record_of_answers(
         full_costs={name: each[:, -1] for name, each in own.items() if each[:, -1].any()},
         ids=ids,  # type: ignore[arg-type]
         fingerprint=fingerprint,
-        settings={} if features is None else {REQUESTS: features},
+        settings={
+            **_versions(answers, names),
+            **({} if features is None else {REQUESTS: features}),
+        },
     )
 
 
@@ -563,6 +566,18 @@ def _costs(
                 )
         found[unit] = np.asarray([[answer.cost[unit] for answer in row] for row in answers]).T
     return found
+
+
+def _versions(
+    answers: Sequence[Sequence[Answer]], names: Sequence[str]
+) -> dict[str, dict[str, list[str]]]:
+    """Return the versions as which models answered, where they said so, as a record's setting."""
+    found = {
+        name: sorted({each.version for each in row if each.version is not None})
+        for name, row in zip(names, answers, strict=True)
+    }
+    known = {name: versions for name, versions in found.items() if versions}
+    return {VERSIONS: known} if known else {}
 
 
 def _names(models: Sequence[Model]) -> list[str]:

@@ -20,7 +20,14 @@ from swiftsure.cascade.retrying import TEMPORARY, UpstreamError, retry_after
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
 
-__all__ = ["Endpoint", "answer_of_response", "check_key", "usage_cost", "warn_of_prices"]
+__all__ = [
+    "Endpoint",
+    "answer_of_response",
+    "check_key",
+    "usage_cost",
+    "version_of",
+    "warn_of_prices",
+]
 
 LARGEST = 32 << 20
 """Largest answer that is read, in bytes."""
@@ -391,12 +398,30 @@ def answer_of_response(response: Any, cost: Mapping[str, float] | None = None) -
         if not isinstance(text, str):
             raise TypeError("it holds no text")
         logprobs, top = _logprobs(choice.get("logprobs"))
-        return Answer(text, cost=cost or {}, logprobs=logprobs, top_logprobs=top)
+        return Answer(
+            text,
+            cost=cost or {},
+            logprobs=logprobs,
+            top_logprobs=top,
+            version=version_of(response),
+        )
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise UpstreamError(
             f"The response is not an answer of a language model ({type(error).__name__}:"
             f" {shortened(error)})."
         ) from None
+
+
+def version_of(response: Any) -> str | None:
+    """Return which version of a model gave a response, as far as it says.
+
+    Examples
+    --------
+    >>> version_of({"model": "gpt-4o-2024-08-06", "system_fingerprint": "fp_1"})
+    'gpt-4o-2024-08-06 fp_1'
+    """
+    said = [response.get(name) for name in ("model", "system_fingerprint")]
+    return " ".join(each for each in said if isinstance(each, str)) or None
 
 
 def _logprobs(given: Any) -> tuple[Any, Any]:

@@ -123,14 +123,14 @@ class Comparison:
     ----------
     inconsistency : float
         The loss of the answer against the full model's.
-    served, full : list of float, optional
-        Class probabilities of both, if there are any: a gap can be computed from them once the
-        label is known.
+    served, full : list of float, or str, optional
+        Class probabilities or texts of both, if there are any: a gap can be computed from them once
+        the label is known.
     """
 
     inconsistency: float
-    served: Sequence[float] | None = None
-    full: Sequence[float] | None = None
+    served: Sequence[float] | str | None = None
+    full: Sequence[float] | str | None = None
 
 
 @dataclass(frozen=True)

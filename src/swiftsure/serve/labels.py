@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from swiftsure.losses import LOSSES
+from swiftsure.records.checks import gap_is_known_by_agreement
 
 __all__ = ["LabelIndex", "gap", "needs_label"]
 
@@ -15,21 +16,34 @@ REMEMBERED = 100_000
 """How many requests are remembered whose loss is known."""
 
 
-def needs_label(loss: str, served: Sequence[float], full: Sequence[float]) -> bool:
+Said = Sequence[float] | str
+"""What an answer is compared by: class probabilities, or a text."""
+
+
+def needs_label(loss: str, served: Said, full: Said) -> bool:
     """Return whether the gap between two answers depends on the label."""
+    if isinstance(served, str):
+        apart = LOSSES.choose(loss).function("against_last")([[served, full]])
+        return bool(apart[0, 0]) or not gap_is_known_by_agreement(loss)
     if LOSSES.choose(loss).of != "prediction":
         return list(served) != list(full)
     return int(np.argmax(served)) != int(np.argmax(full))
 
 
-def gap(loss: str, served: Sequence[float], full: Sequence[float], label: object) -> float:
+def gap(loss: str, served: Said, full: Said, label: object) -> float:
     """Return the loss of the answer served minus that of the full model.
 
     Raises
     ------
     ValueError
-        If the label is not one of the classes.
+        If the label is not one of the classes, or for texts not a text or a list of them.
     """
+    if isinstance(served, str):
+        texts = label if isinstance(label, list) else [label]
+        if not texts or not all(isinstance(each, str) for each in texts):
+            raise ValueError(f"A label must be a text, or a list of texts, but got {label!r:.80}.")
+        against = LOSSES.choose(loss).function("against_labels")([[served, full]], [label])
+        return float(against[0, 0] - against[0, 1])
     if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < len(full):
         raise ValueError(f"A label must be a class from 0 to {len(full) - 1}, but got {label!r}.")
     both = np.array([[served, full]], np.float64)
@@ -80,7 +94,7 @@ class LabelIndex:
             return
         if not isinstance(request, str):
             self._losses.add(audit)
-        elif isinstance(content.get("served"), list) and isinstance(content.get("full"), list):
+        elif all(isinstance(content.get(name), list | str) for name in ("served", "full")):
             self._waiting[audit] = content
         else:
             self._known[request] = None

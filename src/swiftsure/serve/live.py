@@ -192,7 +192,7 @@ def _headline(found: dict[str, Any], *, watched: bool) -> tuple[str, str]:
     if found["alarm"]:
         return f"Alarm: the {found['status']} answers all requests.", found["alarm"]
     if found["fault"]:
-        title = "A model does not answer." if watched else "The monitor does not work."
+        title = "A model does not answer, or changed." if watched else "The monitor does not work."
         return title, found["fault"]
     monitor = found["monitor"]
     return "The certified policy answers.", monitor[

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from urllib.parse import quote
@@ -23,7 +24,7 @@ from swiftsure.cascade import UpstreamError, usage_cost
 from swiftsure.cascade.request_kinds import REQUESTS
 from swiftsure.certify.policy import Policy
 from swiftsure.certify.slices import SlicedPolicy
-from swiftsure.monitor import request_ids
+from swiftsure.monitor import audit_rate, request_ids
 from swiftsure.serve.alarms import alarm_hook
 from swiftsure.serve.audit_log import AuditLog, audit_monitor, policy_version
 from swiftsure.serve.audits import AuditQueue
@@ -113,10 +114,12 @@ class ProxyService(Service):
         policy, audit = config.load_policy(), config.audit
         self.config = config
         self.upstreams = Upstreams(config.cascade(), policy, config.timeouts(policy))
+        self.upstreams.keeps_answers = audit.labels
         for model in self.upstreams.endpoints:
             model.headers()  # a key that is missing must not wait for the first request
-        if policy is None and audit.rate:
-            raise ValueError("`audit.rate` needs a policy to watch.")
+        if policy is None and (audit.rate or audit.detect is not None):
+            raise ValueError("`audit` needs a policy to watch.")
+        self.rate = audit.rate if audit.detect is None else self._chosen_rate(policy)
         manager = PolicyManager(
             policy,
             watch=self._watch,
@@ -129,7 +132,7 @@ class ProxyService(Service):
         live = LiveStatus(self.upstreams.n_exits, manager, lambda: self.upstreams.trouble)
         limits = config.limits
         super().__init__(manager, live, token, max_body=limits.max_body, timeout=limits.timeout)
-        self.queue = AuditQueue(audit.rate, audit.most)
+        self.queue = AuditQueue(self.rate, audit.most)
         manager.pending = self.queue.pending
         self.bill = live.bill
         self.names = self.upstreams.cascade.names
@@ -148,10 +151,30 @@ class ProxyService(Service):
     def _watch(self, policy: Policy, share: float) -> AuditLog | None:
         audit = self.config.audit
         before = (audit.state / policy_version(policy) / "monitor.json").exists()
-        if not audit.rate and not before:  # an alarm of before holds even if nothing is audited
+        if not self.rate and not before:  # an alarm of before holds even if nothing is audited
             return None
-        monitor = audit_monitor(policy, audit.alpha * share, audit.epsilon)
+        monitor = audit_monitor(policy, audit.alpha * share, audit.epsilon, labels=audit.labels)
         return AuditLog(policy, monitor, audit.state)
+
+    def _chosen_rate(self, policy: AnyPolicy | None) -> float:
+        """Return the rate at which audits find a risk in time: the highest of all slices."""
+        audit = self.config.audit
+        parts = policy.policies.values() if isinstance(policy, SlicedPolicy) else [policy]
+        rates = []
+        for part in parts:
+            alpha, labels = audit.alpha / len(parts), audit.labels
+            monitor = audit_monitor(part, alpha, audit.epsilon, labels=labels)  # type: ignore[arg-type]
+            rates.append(
+                audit_rate(
+                    monitor.epsilon,
+                    detect=audit.detect,  # type: ignore[arg-type]
+                    within=audit.within,  # type: ignore[arg-type]
+                    alpha=monitor.alpha,
+                    loss_range=monitor.loss_range,
+                )
+            )
+        log.info("audits take %.1f %% of requests", 100 * max(rates))
+        return max(rates)
 
     @property
     def depth(self) -> int:
@@ -278,13 +301,20 @@ class ProxyService(Service):
                     return await self._passed(name, body, kind)
                 asked = await off_loop(body, lambda: parse_request(body, kind))
                 owner = self._owner(asked.model)
-                response, exit_, full = await owner._answer(name, asked, slice_of(asked, headers))
+                response, exit_, full = await owner._answer(
+                    name, asked, owner._slice(asked, headers)
+                )
         except Exception as error:
             return self._failure(error, name)
         left = until - asyncio.get_running_loop().time()
         owner.metrics.answered(exit_, full=full, seconds=self.config.limits.timeout - left)
         owner.live.exits[exit_] += 1
         return response
+
+    def _slice(self, asked: ApiRequest, headers: Mapping[bytes, bytes]) -> str | None:
+        """Return the slice that a request is of."""
+        by = self.config.slices
+        return slice_of(asked, headers) if by is None else by.of(asked.fields, headers)
 
     async def _passed(self, name: str, body: bytes, path: Passed) -> Response:
         """Pass a request on that no policy speaks of."""
@@ -343,15 +373,24 @@ class ProxyService(Service):
                 found = await self.upstreams.ask_small(
                     asked, self.config.limits.timeout, slice_name
                 )
-            self._note(found.reason)
-            response = await self._delivered(name, asked, found)
+            delivered = self._shadowed(found)
+            self._note(delivered.reason)
+            response = await self._delivered(name, asked, delivered)
         except BaseException:
             if ticket is not None:
                 self.audits.begin(ticket, name, asked, None, slice_name)
             raise
         if ticket is not None:
             self.audits.begin(ticket, name, asked, found, slice_name)
-        return response, found.exit, not covered
+        return response, delivered.exit, not covered
+
+    def _shadowed(self, found: Found) -> Found:
+        """Return the last model's turn where a small model's answer is only to be audited."""
+        changed = self.upstreams.versions.changed
+        if found.response is None or not changed or self.config.on_change != "shadow":
+            return found
+        reason = f"the provider changed {next(iter(changed))}"
+        return replace(found, exit=self.upstreams.last, reason=reason, response=None)
 
     def _note(self, reason: str) -> None:
         """Count why a model answers."""
@@ -370,6 +409,9 @@ class ProxyService(Service):
             return Found(last, "there is no policy")
         if self.manager.mode.full:
             return Found(last, "there was an alarm")
+        changed = self.upstreams.versions.changed
+        if changed and self.config.on_change == "fall back":
+            return Found(last, f"the provider changed {next(iter(changed))}")
         if isinstance(policy, SlicedPolicy) and slice_name not in policy.policies:
             return Found(last, "the policy has no such slice")
         kinds = {each.kind for each in self.upstreams.endpoints}
@@ -447,6 +489,7 @@ class ProxyService(Service):
                 each: Any = first
                 while True:
                     own = self._price(each) or own
+                    self.upstreams.versions.saw(large.name, each)
                     if (part := _relayed(each, asked)) is not None:
                         yield part
                     try:

@@ -34,6 +34,7 @@ __all__ = [
     "LimitConfig",
     "ProxyConfig",
     "RouterConfig",
+    "SliceConfig",
     "UpstreamConfig",
 ]
 
@@ -172,6 +173,12 @@ class AuditConfig(_Table):
     ----------
     rate : float
         Share of requests that the last model answers too.
+    detect, within : float, int, optional
+        Instead of a rate: a risk that is to be found within so many requests, with 90 % power. The
+        rate follows by simulation.
+    labels : bool
+        Watch the gap that the policy promises, with labels that arrive later at POST /labels. The
+        answers of audited requests that need one are then kept in the logs.
     epsilon : float, optional
         Largest inconsistency allowed, if the policy promises a gap.
     alpha : float
@@ -183,10 +190,52 @@ class AuditConfig(_Table):
     """
 
     rate: float = Field(default=0.0, ge=0, le=1)
+    detect: float | None = Field(default=None, gt=0)
+    within: int | None = Field(default=None, ge=1)
+    labels: bool = False
     epsilon: float | None = None
     alpha: float = Field(default=0.01, gt=0, lt=1)
     state: Path = Path("serving")
     most: int = Field(default=64, ge=1)
+
+    @model_validator(mode="after")
+    def _has_one_rate(self) -> "AuditConfig":
+        if (self.detect is None) != (self.within is None):
+            raise ValueError("detect and within go together")
+        if self.detect is not None and self.rate:
+            raise ValueError("give a rate, or detect and within, but not both")
+        return self
+
+
+class SliceConfig(_Table):
+    """What tells the slice of a request, in place of `metadata.slice` and x-swiftsure-slice.
+
+    Attributes
+    ----------
+    header : str, optional
+        Name of a header.
+    field : str, optional
+        A field of the request, such as "user" or "metadata.customer".
+    """
+
+    header: str | None = None
+    field: str | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> "SliceConfig":
+        if (self.header is None) == (self.field is None):
+            raise ValueError("must have a header or a field")
+        return self
+
+    def of(self, fields: Mapping[str, Any], headers: Mapping[bytes, bytes]) -> str | None:
+        """Return the slice of a request; None if it names none."""
+        if self.header is not None:
+            found = headers.get(self.header.lower().encode("latin-1"))
+            return None if found is None else found.decode("latin-1")
+        value: Any = fields
+        for name in (self.field or "").split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        return value if isinstance(value, str) else None
 
 
 class LimitConfig(_Table):
@@ -216,8 +265,13 @@ class ProxyConfig(_Table):
     pass_through : sequence of str
         Other models of the last model's provider, such as one for embeddings, that clients may use
         at /v1/embeddings and /v1/responses.
+    slices : SliceConfig, optional
+        For a policy with a setting for each slice; requests of other slices get the last model.
     on_alarm : str, optional
         A command or an http address that is told of each alarm.
+    on_change : {"say", "fall back", "shadow"}
+        What to do when a provider changes a model: say so; answer with the last model; or that, and
+        still ask and audit the small models, so that the monitor shows whether they are as before.
     """
 
     models: Annotated[tuple[UpstreamConfig, ...], Field(min_length=2)]
@@ -227,7 +281,9 @@ class ProxyConfig(_Table):
     policy: Path | None = None
     fallback: Path | None = None
     on_alarm: str | None = None
+    on_change: Literal["say", "fall back", "shadow"] = "say"
     pass_through: tuple[str, ...] = ()
+    slices: SliceConfig | None = None
     audit: AuditConfig = AuditConfig()
     limits: LimitConfig = LimitConfig()
 

@@ -19,6 +19,7 @@ from swiftsure.serve.engine import AnyPolicy, Comparison
 from swiftsure.serve.openai import ApiError, ApiRequest
 from swiftsure.serve.proxy.health import ModelHealth
 from swiftsure.serve.proxy.requests import own_spelling
+from swiftsure.serve.proxy.versions import Versions
 
 __all__ = ["Found", "Upstreams", "client_error", "endpoint_of"]
 
@@ -77,14 +78,15 @@ class _RestingError(Exception):
 class _Asking(Model):
     """An endpoint that is asked with an inquiry, and keeps its response there."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self.endpoint, self.name = endpoint, endpoint.name
+    def __init__(self, endpoint: Endpoint, versions: Versions) -> None:
+        self.endpoint, self.name, self.versions = endpoint, endpoint.name, versions
 
     async def answer(self, value: Any) -> Answer:
         """Return the answer to an inquiry."""
         response = await self.endpoint.complete(_own_body(self.endpoint, value.asked))
         answer = self.endpoint.answer_of(response)
         _check_choice(response)
+        self.versions.saw(self.name, response)
         value.responses.setdefault(answer.answer, response)
         return answer
 
@@ -92,11 +94,17 @@ class _Asking(Model):
 class _Small(Model):
     """A model before the last, which rests after failures and is not waited for too long."""
 
-    def __init__(self, model: Model, health: Callable[[], ModelHealth], seconds: float) -> None:
+    def __init__(
+        self,
+        model: Model,
+        health: Callable[[], ModelHealth],
+        seconds: float,
+        versions: Versions,
+    ) -> None:
         self.model, self.name, self.is_router = model, model.name, model.is_router
         self.health, self.seconds = health, seconds
         if not model.is_router:
-            asking = _Asking(endpoint_of(model))
+            asking = _Asking(endpoint_of(model), versions)
             self.model = model.around(asking) if isinstance(model, Wrapper) else asking
 
     async def answer(self, value: Any) -> Answer:
@@ -139,7 +147,13 @@ class Upstreams:
         Those of the models.
     health : list of ModelHealth
         One per model.
+    versions : Versions
+        What providers say of their models.
+    keeps_answers : bool
+        Whether audits log both answers, for labels that come later.
     """
+
+    keeps_answers = False
 
     def __init__(
         self, cascade: Cascade, policy: AnyPolicy | None, seconds: Sequence[float] | None = None
@@ -157,8 +171,9 @@ class Upstreams:
         self.health = [
             ModelHealth(model.name, last=k == self.last) for k, model in enumerate(models)
         ]
+        self.versions = Versions()
         self.small = [
-            _Small(model, partial(self.health.__getitem__, k), waits[k])
+            _Small(model, partial(self.health.__getitem__, k), waits[k], self.versions)
             for k, model in enumerate(self.models[:-1])
         ]
         self._last_of_kind = {self.large.kind: self.large}
@@ -181,6 +196,7 @@ class Upstreams:
         """Use another policy for later requests."""
         score = self.cascade.run(policy).score
         self.runner = CascadeRunner([*self.small, self.large], policy, score)
+        self.versions.install(policy)
 
     def compare(self, sample: Any, answer: ServedAnswer, loss: str) -> Comparison:
         """Return how an answer compares with the last model's."""
@@ -189,7 +205,10 @@ class Upstreams:
         if isinstance(sample, Exception):
             raise sample
         _, against_last = answer_tables(LOSSES.choose(loss), [[answer.output], [sample]], None)
-        return Comparison(float(np.asarray(against_last)[0, 0]))
+        found = float(np.asarray(against_last)[0, 0])
+        if not self.keeps_answers:
+            return Comparison(found)
+        return Comparison(found, answer.output.answer, sample.answer)
 
     def large_for(self, asked: ApiRequest) -> Endpoint:
         """Return the last model, as an endpoint of the kind that a request is for."""
@@ -259,6 +278,7 @@ class Upstreams:
             self.health[self.last].failed(error)
             raise
         self.health[self.last].answered()
+        self.versions.saw(self.large.name, response)
         return response, content
 
     def stream_body(self, asked: ApiRequest) -> dict[str, Any]:
@@ -268,8 +288,9 @@ class Upstreams:
 
     @property
     def trouble(self) -> str | None:
-        """Which model does not answer, and why; None if all do."""
-        return next((each.trouble for each in self.health if each.trouble is not None), None)
+        """Which model does not answer, or is another one; None if all are well."""
+        silent = next((each.trouble for each in self.health if each.trouble is not None), None)
+        return silent or self.versions.trouble
 
     async def close(self) -> None:
         """Close all connections."""
