@@ -5,7 +5,7 @@ import reference
 from measure import Result, best_times
 
 from swiftsure import RiskCurve
-from swiftsure.certify import control
+from swiftsure.certify import controls
 
 TITLE = "control: `ucb`, times faster than Algorithms 1 and 2 written in NumPy"
 
@@ -30,10 +30,10 @@ def run() -> list[Result]:
             return reference.algorithm_1(losses, EPSILON, DELTA, max_loss)
 
         def wsr(curve=curve) -> int | None:
-            return control.ucb(curve, EPSILON, DELTA, bound="wsr").index
+            return controls.ucb(curve, EPSILON, DELTA, bound="wsr").index
 
         def default(curve=curve) -> int | None:
-            return control.ucb(curve, EPSILON, DELTA).index
+            return controls.ucb(curve, EPSILON, DELTA).index
 
         assert (wsr() or 0) == paper(), "the library and the reference differ"
         times = best_times({"paper": paper, "wsr": wsr, "default": default}, rounds)

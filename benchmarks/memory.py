@@ -4,7 +4,7 @@ import data
 from measure import Result, peak_bytes
 
 from swiftsure import calibrate
-from swiftsure.certify import control
+from swiftsure.certify import controls
 from swiftsure.records import ExitRecord
 
 TITLE = "memory: n = 1,000,000, 5 exits, K = 1000, in copies of confidences and losses"
@@ -34,7 +34,7 @@ def measured(risk: str, loss: str) -> list[Result]:
         "`record.curve(...)`": lambda: record.curve(risk, loss, path=path),
         "`curve.shuffled(seed)`": lambda: curve.shuffled(0),
         "`curve.fingerprint()`": curve.fingerprint,
-        "`ucb` of a shuffled curve": lambda: control.ucb(ordered, EPSILON),
+        "`ucb` of a shuffled curve": lambda: controls.ucb(ordered, EPSILON),
         "`calibrate(record, ...)`, all in all": lambda: calibrate(
             record, risk=risk, loss=loss, epsilon=EPSILON, path=path
         ),

@@ -4,7 +4,7 @@ import data
 from measure import Result, best_times
 
 from swiftsure import calibrate
-from swiftsure.certify import control
+from swiftsure.certify import controls
 from swiftsure.records import ExitRecord
 
 TITLE = "million: n = 1,000,000, 5 exits, K = 1000, in sums over confidences and losses"
@@ -30,9 +30,9 @@ def controlled(risk: str, loss: str, bound: str) -> Result:
     record = data.record(N, risk, loss)
     curve = record.curve(risk, loss, path=data.path(N_SETTINGS)).shuffled(0)
     times = best_times(
-        {"sum": sum_of(record), "ucb": lambda: control.ucb(curve, EPSILON, bound=bound)}, ROUNDS
+        {"sum": sum_of(record), "ucb": lambda: controls.ucb(curve, EPSILON, bound=bound)}, ROUNDS
     )
-    chosen = control.ucb(curve, EPSILON, bound=bound).index
+    chosen = controls.ucb(curve, EPSILON, bound=bound).index
     note = f"setting {chosen}; {times['ucb'] * 1e3:.0f} ms, the sum {times['sum'] * 1e3:.1f} ms"
     return Result(
         f"`ucb`, {bound}, {loss} {risk}", times["ucb"] / times["sum"], at_most=30, note=note
@@ -72,7 +72,9 @@ def growth() -> list[Result]:
         for n in GROWTH:
             record = data.record(n, risk, loss, total=N)
             curve = record.curve(risk, loss, path=data.path(N_SETTINGS)).shuffled(0)
-            runs[str(n)] = lambda curve=curve, bound=bound: control.ucb(curve, EPSILON, bound=bound)
+            runs[str(n)] = lambda curve=curve, bound=bound: controls.ucb(
+                curve, EPSILON, bound=bound
+            )
         times = list(best_times(runs, 3).values())
         results.append(
             Result(

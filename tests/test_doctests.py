@@ -66,7 +66,7 @@ def test_the_modules_are_found():
 def test_there_are_examples_to_run():
     """Else a broken finder would pass for working examples."""
     finder = doctest.DocTestFinder()
-    rooms = ("certify.bounds", "certify.calibration", "certify.control", "curves", "records")
+    rooms = ("certify.bounds", "certify.calibration", "certify.controls", "curves", "records")
     for name in (*rooms, "study.evaluation", "study.planning"):
         packages = [each for each in MODULES if each.startswith(f"swiftsure.{name}")]
         found = [test for each in packages for test in finder.find(load(each))]

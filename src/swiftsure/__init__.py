@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from swiftsure import exits, losses, monitor, scores
     from swiftsure.cascade import Answer, Cascade, Endpoint
     from swiftsure.cascade.estimator import CertifiedCascade
-    from swiftsure.certify import bounds, control
+    from swiftsure.certify import bounds
+    from swiftsure.certify import controls as control
     from swiftsure.certify.anytime.calibration import GrowingCalibration
     from swiftsure.certify.best_of import calibrate_best
     from swiftsure.certify.calibration import Ask, Calibration, calibrate
@@ -138,7 +139,7 @@ _HOMES = {
 
 _MODULES = {
     "bounds": "certify.bounds",
-    "control": "certify.control",
+    "control": "certify.controls",
     "paths": "curves.paths",
     "planning": "study.planning",
     "simulate": "study.simulate",

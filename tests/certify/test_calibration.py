@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import swiftsure as ss
-from swiftsure.certify import bounds, control
+from swiftsure.certify import bounds, controls
 from swiftsure.curves.transforms import zero_bounded
 from tests.builders import (
     first_exits,
@@ -100,7 +100,7 @@ def test_the_certificate_of_groups():
     )
     assert certificate.costs.exit_shares is None
     curve = record.curve(loss="brier")
-    assert certificate.index == control.ucb(curve, 0.15).index is not None
+    assert certificate.index == controls.ucb(curve, 0.15).index is not None
     assert certificate.promises[0].calibration_risk == pytest.approx(
         curve.risk()[certificate.index]
     )
@@ -150,7 +150,7 @@ def test_arguments_reach_the_curve_and_the_control():
         rule="entropy",
     ).run(record)
     curve = record.curve("consistency", "brier", "entropy", [0.9, 0.8, 0.5, 0.2])
-    expected = control.crc(curve, 0.2, method="ucb", delta_prime=0.001, bound="wsr")
+    expected = controls.crc(curve, 0.2, method="ucb", delta_prime=0.001, bound="wsr")
     assert policy.certificate.index == expected.index is not None
     assert policy.score == "entropy"
     assert policy.certificate.options == {"method": "ucb", "delta_prime": 0.001}

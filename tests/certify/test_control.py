@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import swiftsure as ss
-from swiftsure.certify import bounds, control
+from swiftsure.certify import bounds, controls
 from swiftsure.certify.control import Control
+from swiftsure.certify.together import certified_together
 from swiftsure.curves.conditions import Condition
 from swiftsure.curves.transforms import zero_bounded
 from tests.builders import exit_cases, random_record, refused, table_curve
@@ -37,7 +38,7 @@ WALKS = [  # ones at each setting, and the setting chosen
 
 
 @pytest.mark.parametrize(("ones", "index"), WALKS)
-@pytest.mark.parametrize("choose", [control.ucb, control.ltt])
+@pytest.mark.parametrize("choose", [controls.ucb, controls.ltt])
 def test_the_last_setting_before_the_first_failure_is_chosen(choose, ones, index):
     result = choose(table_curve(ones, binary=True), EPSILON, DELTA)
     assert result.index == index
@@ -48,11 +49,11 @@ def test_the_last_setting_before_the_first_failure_is_chosen(choose, ones, index
 def test_where_setting_0_is_not_the_full_model_it_is_tested_too():
     good = table_curve([1, 1], binary=True)
     assert not good.full_model_first
-    assert control.ucb(good, EPSILON).index == 1
-    assert control.ucb(table_curve([1, 50], binary=True), EPSILON).index == 0
-    assert control.ucb(table_curve([50, 1], binary=True), EPSILON).index is None
+    assert controls.ucb(good, EPSILON).index == 1
+    assert controls.ucb(table_curve([1, 50], binary=True), EPSILON).index == 0
+    assert controls.ucb(table_curve([50, 1], binary=True), EPSILON).index is None
     chance = table_curve([0, 50], binary=True, relative=False)
-    assert control.ucb(chance, EPSILON).index == 0
+    assert controls.ucb(chance, EPSILON).index == 0
 
 
 @given(exit_cases(), st.sampled_from(UP_TO_ONE), st.sampled_from([0.1, 0.5, 1.0, 1.9]))
@@ -67,7 +68,7 @@ def test_the_walk_agrees_with_a_test_of_each_setting(case, bound, epsilon):
         rule=ss.ExitRule(**rule),
     )
     epsilon = epsilon * curve.loss_range.high / 2
-    result = control.ucb(curve, epsilon, DELTA, bound)
+    result = controls.ucb(curve, epsilon, DELTA, bound)
     seen = curve.shuffled(curve.order.seed) if bounds.BOUNDS[bound].uses_order else curve
     expected = None
     for k in range(1, curve.n_settings):
@@ -101,7 +102,7 @@ def test_rows_are_the_calibration_samples_in_their_order():
 @pytest.mark.parametrize("bound", UP_TO_ONE)
 def test_ltt_in_fixed_sequence_chooses_what_ucb_does(bound):
     curve = random_record(n=600).curve("zero-bounded gap", "zero_one")
-    results = [choose(curve, 0.15, DELTA, bound) for choose in (control.ucb, control.ltt)]
+    results = [choose(curve, 0.15, DELTA, bound) for choose in (controls.ucb, controls.ltt)]
     assert results[0].index == results[1].index is not None
     assert [r.control for r in results] == ["ucb", "ltt"]
 
@@ -114,7 +115,7 @@ def test_bonferroni_tests_each_setting_at_its_share_and_skips_gaps():
         ([0, 0, 90, each + 1, 90], 1),
         ([0] + [90] * 4, None),
     ]:
-        result = control.ltt(
+        result = controls.ltt(
             table_curve(ones, binary=True), EPSILON, DELTA, correction="bonferroni"
         )
         assert result.index == index
@@ -124,37 +125,37 @@ def test_bonferroni_tests_each_setting_at_its_share_and_skips_gaps():
 def test_bonferroni_takes_bets_too():
     curve = table_curve([0, 0, 90, 0])
     for bound in ("star", "wsr"):
-        assert control.ltt(curve, EPSILON, bound=bound, correction="bonferroni").index == 3
+        assert controls.ltt(curve, EPSILON, bound=bound, correction="bonferroni").index == 3
 
 
 def test_zero_bounded_selects_on_the_positive_part():
     losses = np.zeros((200, 2))
     losses[::4, 1], losses[1::4, 1] = 1.0, -1.0  # better as often as worse
     curve = ss.RiskCurve.from_losses([None, 0], losses)
-    assert control.ucb(curve, 0.2).index == 1
-    assert control.ucb(curve, 0.2, zero_bounded=True).index is None
-    assert control.ucb(zero_bounded(curve), 0.2).index is None
-    assert control.ucb(curve, 0.2, zero_bounded=True).options == {"zero_bounded": True}
+    assert controls.ucb(curve, 0.2).index == 1
+    assert controls.ucb(curve, 0.2, zero_bounded=True).index is None
+    assert controls.ucb(zero_bounded(curve), 0.2).index is None
+    assert controls.ucb(curve, 0.2, zero_bounded=True).options == {"zero_bounded": True}
 
 
 def test_a_pool_certifies_more():
     curve = table_curve([0, MOST + 1], binary=True)
-    assert control.ucb(curve, EPSILON).index is None
-    assert control.ucb(curve, EPSILON, pool=220).index == 1
+    assert controls.ucb(curve, EPSILON).index is None
+    assert controls.ucb(curve, EPSILON, pool=220).index == 1
     with refused("pool"):
-        control.ucb(curve, EPSILON, pool=199)
+        controls.ucb(curve, EPSILON, pool=199)
     with refused("pool"):
-        control.ltt(curve, EPSILON, bound="hoeffding", pool=500)
+        controls.ltt(curve, EPSILON, bound="hoeffding", pool=500)
 
 
 # The naive rule and conformal risk control
 
 
 def test_empirical_is_the_fastest_setting_whose_mean_is_small_enough():
-    result = control.empirical(table_curve([0, 30, 20, 21]), EPSILON)
+    result = controls.empirical(table_curve([0, 30, 20, 21]), EPSILON)
     assert (result.index, result.guarantee, result.delta, result.bound) == (2, "none", None, None)
-    assert control.empirical(table_curve([0, 30, 30, 21]), EPSILON).index is None
-    assert control.empirical(table_curve([30, 20]), EPSILON).index == 1
+    assert controls.empirical(table_curve([0, 30, 30, 21]), EPSILON).index is None
+    assert controls.empirical(table_curve([30, 20]), EPSILON).index == 1
 
 
 N = 99
@@ -177,7 +178,7 @@ CRC = (EPSILON - 1 / (N + 1)) * (N + 1)  # so many losses pass: (sum + B) / (n +
 )
 def test_crc_by_hand(ones, options, index):
     assert pytest.approx(9) == CRC
-    assert control.crc(table_curve(ones, n=N), EPSILON + 1e-9, **options).index == index
+    assert controls.crc(table_curve(ones, n=N), EPSILON + 1e-9, **options).index == index
 
 
 def test_crc_takes_the_running_maximum_of_each_sample():
@@ -185,32 +186,32 @@ def test_crc_takes_the_running_maximum_of_each_sample():
     losses[:6, 1] = 1.0
     losses[6:12, 2] = 1.0  # other samples lose, so the running maximum sums to 12
     curve = ss.RiskCurve.from_losses([1, 0.5, 0], losses, loss_range=(0, 1))
-    assert control.crc(curve, EPSILON).index == 1
-    assert control.crc(curve, EPSILON, selection="contiguous").index == 2
-    assert control.crc(curve, 0.13).index == 2
+    assert controls.crc(curve, EPSILON).index == 1
+    assert controls.crc(curve, EPSILON, selection="contiguous").index == 2
+    assert controls.crc(curve, 0.13).index == 2
 
 
 def test_crc_starts_the_running_maximum_at_the_full_models_zero():
     losses = np.zeros((99, 2))
     losses[:10, 1], losses[10:60, 1] = 1.0, -1.0
     curve = ss.RiskCurve.from_losses([None, 0], losses)
-    assert control.crc(curve, EPSILON).index is None  # gains do not make up for losses
-    assert control.crc(curve, EPSILON, selection="contiguous").index == 1
+    assert controls.crc(curve, EPSILON).index is None  # gains do not make up for losses
+    assert controls.crc(curve, EPSILON, selection="contiguous").index == 1
 
 
 def test_crc_takes_relative_losses_of_a_path_without_the_full_model():
     for ones, index in [([9, 9], 1), ([9, 10], 0), ([10, 0], None), ([0, 10], 0)]:
         curve = table_curve(ones, n=N, relative=None)
         assert (curve.statistic.relative, curve.full_model_first) == (True, False)
-        assert control.crc(curve, EPSILON + 1e-9).index == index
+        assert controls.crc(curve, EPSILON + 1e-9).index == index
 
 
 def test_crc_inflates_by_the_bound_of_the_loss():
     losses = np.zeros((99, 2))
     for high, epsilon in [(1, 0.01), (2, 0.02), (10, 0.1)]:
         curve = ss.RiskCurve.from_losses([1, 0], losses, loss_range=(0, high))
-        assert control.crc(curve, epsilon + 1e-9).index == 1
-        assert control.crc(curve, epsilon - 1e-9).index is None
+        assert controls.crc(curve, epsilon + 1e-9).index == 1
+        assert controls.crc(curve, epsilon - 1e-9).index is None
 
 
 @pytest.mark.parametrize(
@@ -226,7 +227,7 @@ def test_crc_inflates_by_the_bound_of_the_loss():
     ],
 )
 def test_crc_promises_only_what_holds(options, guarantee):
-    result = control.crc(table_curve([0, 1]), EPSILON, **options)
+    result = controls.crc(table_curve([0, 1]), EPSILON, **options)
     assert result.guarantee == guarantee
     assert result.delta is None
     assert (result.conditions == ()) == (guarantee == "none")
@@ -235,7 +236,7 @@ def test_crc_promises_only_what_holds(options, guarantee):
 @pytest.mark.parametrize("options", [{}, {"method": "ucb"}, {"selection": "paper"}])
 def test_crc_refuses_losses_that_are_not_relative(options):
     with pytest.raises(ValueError, match="`crc` needs losses relative to the full model"):
-        control.crc(table_curve([1, 2], relative=False), EPSILON, **options)
+        controls.crc(table_curve([1, 2], relative=False), EPSILON, **options)
 
 
 @pytest.mark.parametrize("high", [1.0, 2.0])
@@ -245,19 +246,19 @@ def test_crc_by_tests_is_a_test_at_the_split_level(high, delta_prime):
     curve = ss.RiskCurve.from_losses(
         curve.thresholds, curve.losses() * high / 2, loss_range=(0, high)
     )
-    chosen = control.crc(curve, EPSILON, method="ucb", delta_prime=delta_prime)
+    chosen = controls.crc(curve, EPSILON, method="ucb", delta_prime=delta_prime)
     d = min(0.1, 3 / math.sqrt(800)) * EPSILON / high if delta_prime is None else delta_prime
     level = (EPSILON - d * high) / (1 - d)
     assert (1 - d) * level + d * high == pytest.approx(EPSILON)
-    assert chosen.index == control.ucb(curve, level, d).index is not None
+    assert chosen.index == controls.ucb(curve, level, d).index is not None
     assert (chosen.bound, chosen.seed) == ("star", curve.order.seed)
     assert chosen.guarantee == "expectation"
 
 
 def test_crc_by_tests_certifies_nothing_where_no_level_is_left():
     curve = table_curve([0, 0], n=5000)
-    assert control.crc(curve, EPSILON, method="ucb", delta_prime=0.11).index is None
-    assert control.crc(curve, EPSILON, method="ucb", delta_prime=0.09).index == 1
+    assert controls.crc(curve, EPSILON, method="ucb", delta_prime=0.11).index is None
+    assert controls.crc(curve, EPSILON, method="ucb", delta_prime=0.09).index == 1
 
 
 # Results
@@ -265,8 +266,8 @@ def test_crc_by_tests_certifies_nothing_where_no_level_is_left():
 
 def test_a_result_says_what_was_done():
     curve = random_record(n=600).curve(loss="brier", path=[0.9, 0.5])
-    result = control.ucb(curve, 0.2, 0.05, seed=7)
-    assert result == control.ControlResult(
+    result = controls.ucb(curve, 0.2, 0.05, seed=7)
+    assert result == ss.ControlResult(
         index=result.index,
         threshold=float(np.float32([np.inf, 0.9, 0.5])[result.index]),
         guarantee="probability",
@@ -292,14 +293,14 @@ def test_a_result_says_what_was_done():
 
 def test_conditions_name_groups_and_binary_losses():
     grouped = table_curve([0, 1]).grouped(np.arange(200) // 2)
-    assert control.ucb(grouped, EPSILON).conditions[0]["unit"] == "groups"
-    binary = control.ucb(table_curve([0, 1], binary=True), EPSILON)
+    assert controls.ucb(grouped, EPSILON).conditions[0]["unit"] == "groups"
+    binary = controls.ucb(table_curve([0, 1], binary=True), EPSILON)
     assert "0 or 1" in [dict(each.facts).get("kind") for each in binary.conditions]
     assert binary.seed is None
 
 
 def test_results_cannot_be_changed():
-    result = control.ucb(table_curve([0, 1]), EPSILON)
+    result = controls.ucb(table_curve([0, 1]), EPSILON)
     with pytest.raises(AttributeError):
         result.index = 5
 
@@ -307,7 +308,7 @@ def test_results_cannot_be_changed():
 def test_thresholds_of_a_family_are_tuples():
     record = random_record(n=600)
     curve = record.curve("consistency", "brier", path=[[0.99, 0.9, 0.9], [0.9, 0.5, 0.5]])
-    result = control.ucb(curve, 0.5)
+    result = controls.ucb(curve, 0.5)
     assert result.index == 2
     assert result.threshold == tuple(np.float32([0.9, 0.5, 0.5]).tolist())
 
@@ -320,49 +321,49 @@ def test_the_seed_orders_the_samples_of_bets(bound):
     levels = np.linspace(0.11, 0.2, 91)
 
     def certified(seed):
-        return [control.ucb(curve, e, bound=bound, seed=seed).index for e in levels]
+        return [controls.ucb(curve, e, bound=bound, seed=seed).index for e in levels]
 
     assert certified(1) == certified(1)
     assert len({tuple(certified(seed)) for seed in range(5)}) > 1
     moved = curve.shuffled(3)
-    assert control.ucb(moved, 0.2, bound=bound, seed=3).index == 1
+    assert controls.ucb(moved, 0.2, bound=bound, seed=3).index == 1
     with pytest.raises(ValueError, match="was shuffled with seed 3"):
-        control.ucb(moved, 0.2, bound=bound, seed=4)
+        controls.ucb(moved, 0.2, bound=bound, seed=4)
 
 
 @pytest.mark.parametrize("bound", [b for b in UP_TO_ONE if not bounds.BOUNDS[b].uses_order])
 def test_the_seed_changes_nothing_for_other_bounds(bound):
     curve = table_curve([0, 3, 9, 15, 20, 30])
-    first, second = (control.ucb(curve, EPSILON, bound=bound, seed=seed) for seed in (0, 1))
+    first, second = (controls.ucb(curve, EPSILON, bound=bound, seed=seed) for seed in (0, 1))
     assert first == second
     assert first.seed is None
 
 
 def test_auto_is_exact_only_where_losses_are_declared_whole():
-    assert control.ucb(table_curve([0, 1], binary=True), EPSILON).bound == "binomial"
-    assert control.ucb(table_curve([0, 1]), EPSILON).bound == "star"
+    assert controls.ucb(table_curve([0, 1], binary=True), EPSILON).bound == "binomial"
+    assert controls.ucb(table_curve([0, 1]), EPSILON).bound == "star"
     gap = ss.RiskCurve.from_losses([1, 0], [[0, 1]], loss_range=ss.LossRange(-1, 1, whole=True))
-    assert control.ucb(gap, EPSILON).bound == "trinomial"
-    assert control.ucb(gap, EPSILON, zero_bounded=True).bound == "binomial"
+    assert controls.ucb(gap, EPSILON).bound == "trinomial"
+    assert controls.ucb(gap, EPSILON, zero_bounded=True).bound == "binomial"
     with refused("bound"):
-        control.ucb(gap, EPSILON, bound="binomial")
+        controls.ucb(gap, EPSILON, bound="binomial")
     with refused("bound"):
-        control.ltt(gap, EPSILON, bound="hoeffding_bentkus")
+        controls.ltt(gap, EPSILON, bound="hoeffding_bentkus")
 
 
 def test_asking_for_the_binomial_test_checks_the_losses():
-    assert control.ucb(table_curve([0, 1]), EPSILON, bound="binomial").index == 1
+    assert controls.ucb(table_curve([0, 1]), EPSILON, bound="binomial").index == 1
     with pytest.raises(ValueError, match="`losses` is declared whole"):
-        control.ucb(table_curve([0, 1]).grouped(np.arange(200) // 2), EPSILON, bound="binomial")
+        controls.ucb(table_curve([0, 1]).grouped(np.arange(200) // 2), EPSILON, bound="binomial")
 
 
 # Bad input
 
 CONTROLS = {
-    "empirical": control.empirical,
-    "crc": control.crc,
-    "ucb": control.ucb,
-    "ltt": control.ltt,
+    "empirical": controls.empirical,
+    "crc": controls.crc,
+    "ucb": controls.ucb,
+    "ltt": controls.ltt,
 }
 
 
@@ -373,7 +374,7 @@ def test_epsilon_lies_between_zero_and_the_bound(name, epsilon):
         CONTROLS[name](table_curve([0, 1]), epsilon)
 
 
-@pytest.mark.parametrize("choose", [control.ucb, control.ltt])
+@pytest.mark.parametrize("choose", [controls.ucb, controls.ltt])
 @pytest.mark.parametrize(
     "delta",
     [
@@ -393,7 +394,7 @@ def test_delta_lies_between_zero_and_one(choose, delta):
 @pytest.mark.parametrize("seed", ["1", 1.5, -1, True])
 def test_a_seed_is_a_whole_number(seed):
     with refused("seed"):
-        control.ucb(table_curve([0, 1]), EPSILON, seed=seed)
+        controls.ucb(table_curve([0, 1]), EPSILON, seed=seed)
 
 
 @pytest.mark.parametrize(
@@ -436,11 +437,11 @@ def test_several_risks_take_the_safest_choice():
     ]
     results = [rule.run(curve, EPSILON) for curve in curves]
     assert [r.index for r in results] == [2, 1, 3]
-    together = control.certified_together(rule, curves, results, 0.1)
+    together = certified_together(rule, curves, results, 0.1)
     assert together.tolist() == [False, True, False, False]
     none = table_curve([0, 90, 0, 0], binary=True)
     results.append(rule.run(none, EPSILON))
-    assert not control.certified_together(rule, [*curves, none], results, 0.1).any()
+    assert not certified_together(rule, [*curves, none], results, 0.1).any()
 
 
 def test_several_risks_share_one_path():
@@ -448,7 +449,7 @@ def test_several_risks_share_one_path():
     curves = [table_curve([0, 0]), table_curve([0, 0, 0])]
     with refused("promises"):
         results = [rule.run(curve, EPSILON) for curve in curves]
-        control.certified_together(rule, curves, results, 0.1)
+        certified_together(rule, curves, results, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -464,19 +465,19 @@ def test_rules_that_cannot_hold_several_risks_say_so(rule):
     curves = [table_curve([0, 0])] * 2
     results = [rule.run(curve, EPSILON) for curve in curves]
     with refused(rule.name):
-        control.certified_together(rule, curves, results, 0.1)
-    alone = control.certified_together(rule, curves[:1], results[:1], 0.1)
+        certified_together(rule, curves, results, 0.1)
+    alone = certified_together(rule, curves[:1], results[:1], 0.1)
     assert np.flatnonzero(alone)[-1] == results[0].index
 
 
 def test_controls_can_stand_in_for_each_other():
     curve = table_curve([0, 1, 90])
-    for name in control.CONTROLS:
-        choose = getattr(control, name)
+    for name in controls.__all__:
+        choose = getattr(controls, name)
         assert choose(curve, epsilon=0.1, delta=0.1, bound="wsr").threshold == 0.5
         assert choose(curve, 0.1, 0.1, "wsr").threshold == 0.5
 
 
 def test_a_curve_is_needed():
     with pytest.raises(TypeError, match=r"`curve` must be a RiskCurve, .* but got ndarray"):
-        control.ucb(np.zeros((9, 2)), 0.1)
+        controls.ucb(np.zeros((9, 2)), 0.1)

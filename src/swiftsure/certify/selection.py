@@ -16,11 +16,12 @@ from swiftsure._lib import checks
 from swiftsure.certify import bounds
 from swiftsure.certify.building import Findings, curves_fingerprint, make_policy
 from swiftsure.certify.calibration import Ask, Calibration
-from swiftsure.certify.control import ControlResult, certified_together
+from swiftsure.certify.control import ControlResult
 from swiftsure.certify.labels import label_along, shortest
 from swiftsure.certify.policy import Metadata, Policy
 from swiftsure.certify.promise import Promise, slice_rows
 from swiftsure.certify.slices import SlicedPolicy, sliced_policies
+from swiftsure.certify.together import certified_together
 from swiftsure.curves import transforms
 from swiftsure.curves.conditions import Condition
 from swiftsure.curves.curve import RiskCurve

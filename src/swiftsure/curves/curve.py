@@ -428,8 +428,7 @@ class RiskCurve:
 
         For groups it is their mean loss, or their total loss divided by the largest size.
         """
-        block: Floats = _kernels.gather(self.data, self._rows(rows), 0, self.n_settings)
-        return block
+        return np.asarray(_kernels.gather(self.data, self._rows(rows), 0, self.n_settings))
 
     def loss_at(self, index: int) -> Floats:
         """Return the losses at one setting, (n,)."""
@@ -466,39 +465,16 @@ class RiskCurve:
         sums: tuple[Floats, Floats] = kernel(self.data, self._rows(rows), monotone)
         return sums
 
-    def level_totals(self, rows: Rows) -> Callable[[float, slice], tuple[Floats, Floats]]:
-        """Return a function from ε and settings to the `totals` that are tested at ε.
-
-        They depend on ε only for averages over samples of groups, because groups are filled up to
-        the largest size with losses of ε; see `sampling.drawn`.
-        """
-        sums, squares = self.totals(rows)
-        counted = self.units.in_tests
-        if counted is None:
-            return lambda _, settings: (sums[settings], squares[settings])
-        missing = 1.0 - counted[rows]  # (n, 1), or (n, K)
-        crossed = (missing * self.losses(rows)).sum(axis=0)
-        filled = np.broadcast_to(missing.sum(axis=0), crossed.shape)
-        filled_squares = np.broadcast_to((missing * missing).sum(axis=0), crossed.shape)
-
-        def totals(epsilon: float, settings: slice) -> tuple[Floats, Floats]:
-            more = 2.0 * epsilon * crossed[settings] + epsilon**2 * filled_squares[settings]
-            return sums[settings] + epsilon * filled[settings], squares[settings] + more
-
-        return totals
-
     def first_loss(self, rows: Rows | None = None) -> Rows:
         """Return the first setting at which each sample's loss is not 0; K if there is none."""
-        found: Rows = _kernels.first_marked(self.data, self._rows(rows), self._nested)
-        return found
+        return np.asarray(_kernels.first_marked(self.data, self._rows(rows), self._nested))
 
     def exit_shares(self, rows: Rows | None = None) -> Floats:
         """Return the fraction of samples that take each exit, (K, n_exits)."""
         if not self.has_exits:
             raise ValueError("A curve made from losses at each setting has no exits.")
         selected = self._rows(rows)
-        shares: Floats = _kernels.exit_counts(self.data, selected, self._nested) / len(selected)
-        return shares
+        return np.asarray(_kernels.exit_counts(self.data, selected, self._nested) / len(selected))
 
     def mean_cost(self, name: str, rows: Rows | None = None) -> Floats:
         """Return the mean cost at each setting, (K,)."""

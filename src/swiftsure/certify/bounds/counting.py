@@ -15,7 +15,7 @@ from swiftsure.certify.bounds.base import BOUNDS, Bound, last_before_failure, sm
 from swiftsure.curves.curve import RiskCurve
 from swiftsure.losses import LossRange
 
-__all__ = ["SummaryBound"]
+__all__ = ["SummaryBound", "level_totals"]
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -38,7 +38,7 @@ class SummaryBound(Bound):
 
     def p_values(self, curve: RiskCurve, rows: Rows, epsilon: float, pool: int = 0) -> Floats:
         """Return a p-value for each setting, (K,)."""
-        totals = curve.level_totals(rows)(epsilon, EVERY)
+        totals = level_totals(curve, rows)(epsilon, EVERY)
         return self._p(totals, len(rows), epsilon, curve.loss_range, pool)
 
     def select(
@@ -48,7 +48,7 @@ class SummaryBound(Bound):
 
         They fall as ε rises, so each ε continues where the one before it stopped.
         """
-        totals = curve.level_totals(rows)
+        totals = level_totals(curve, rows)
         selected = np.empty(len(epsilons), np.int64)
         last = start - 1
         for j, epsilon in enumerate(epsilons):
@@ -65,7 +65,7 @@ class SummaryBound(Bound):
 
     def upper(self, curve: RiskCurve, rows: Rows, setting: int, delta: float, pool: int) -> float:
         """Invert the p-value, which falls as ε grows, by bisection."""
-        totals, here = curve.level_totals(rows), slice(setting, setting + 1)
+        totals, here = level_totals(curve, rows), slice(setting, setting + 1)
 
         def certified(epsilon: float) -> bool:
             p = self._p(totals(epsilon, here), len(rows), epsilon, curve.loss_range, pool)
@@ -81,6 +81,28 @@ class SummaryBound(Bound):
         if self.p_of_summary is None:
             raise TypeError(f"bound {self.name!r} has no p-value")
         return np.minimum(1.0, self.p_of_summary(*totals, n, epsilon, declared))
+
+
+def level_totals(curve: RiskCurve, rows: Rows) -> Callable[[float, slice], tuple[Floats, Floats]]:
+    """Return a function from ε and settings to the sums and sums of squares that are tested at ε.
+
+    They depend on ε only for averages over samples of groups, because groups are filled up to the
+    largest size with losses of ε; see `Sampling.applied`.
+    """
+    sums, squares = curve.totals(rows)
+    counted = curve.units.in_tests
+    if counted is None:
+        return lambda _, settings: (sums[settings], squares[settings])
+    missing = 1.0 - counted[rows]  # (n, 1), or (n, K)
+    crossed = (missing * curve.losses(rows)).sum(axis=0)
+    filled = np.broadcast_to(missing.sum(axis=0), crossed.shape)
+    filled_squares = np.broadcast_to((missing * missing).sum(axis=0), crossed.shape)
+
+    def totals(epsilon: float, settings: slice) -> tuple[Floats, Floats]:
+        more = 2.0 * epsilon * crossed[settings] + epsilon**2 * filled_squares[settings]
+        return sums[settings] + epsilon * filled[settings], squares[settings] + more
+
+    return totals
 
 
 def _count(sums: Floats, high: float) -> Floats:
