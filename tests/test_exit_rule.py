@@ -64,7 +64,7 @@ def test_the_compiled_loop_of_records():
 def test_decisions_of_captured_stages(strict, device):
     import torch
 
-    from swiftsure.torch.rows import Decision, decide
+    from swiftsure.run.graphs.row_compaction import Decision, decide
 
     for threshold in np.unique(THRESHOLDS):
         rows = (strict == STRICT) & (threshold == THRESHOLDS)
