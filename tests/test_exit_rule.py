@@ -172,7 +172,7 @@ THE_RULE = {"exits.py"}
 KERNELS = {
     "_lib/kernels.py",  # numba
     "certify/bounds/_bets.py",  # numba
-    "torch/_row_kernels.py",  # Triton
+    "run/graphs/_row_kernels.py",  # Triton
     "text/calm/_look_kernels.py",  # Triton
     "diffusion/_look_kernels.py",  # Triton
 }
