@@ -188,6 +188,8 @@ OTHER_COMPARISONS = {
     "thresholds > 0": "a cache's threshold of 0 means never",
     "each > 0": "does a cache reuse anything",
     "self.levels > 0": "does a cache reuse anything",
+    "level <= 0": "does a cache reuse nothing",
+    "values > level": "which candidates of a path lie above a setting",
     "ratios <= self._thresholds": "a cache reuses a block whose change is small",
     "self.levels >= found.max_reused[:, None]": "a cache would reuse the same blocks",
     "self.levels < found.min_computed[:, None]": "a cache would reuse the same blocks",
