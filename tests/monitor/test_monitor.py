@@ -5,6 +5,7 @@ import io
 import json
 import multiprocessing
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest

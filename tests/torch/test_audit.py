@@ -3,6 +3,7 @@
 import copy
 import io
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
