@@ -182,7 +182,6 @@ LEVELS_OF_PROMISES = ("certify", "study", "cli", "report")
 OTHER_COMPARISONS = {
     "levels > 1": "thresholds above 1 are refused",
     "levels[1:] >= levels[:-1]": "do settings rise",
-    "level <= 0": "a cache's threshold of 0 means never",
     "levels[1:] <= levels[:-1]": "do settings fall",
     "thresholds[1:] <= thresholds[:-1]": "are the settings of a path nested",
     "route.thresholds >= np.float32(threshold)": "settings that are at least as safe",
