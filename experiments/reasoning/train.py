@@ -69,7 +69,7 @@ def _with_slip(found: programs.Example, source: random.Random) -> tuple[list[str
     worked, right = programs.run(steps)
     wrong = int(worked[4 * at + 3]) + source.randrange(1, 10)
     rest, answer = programs.run([("=", wrong % 10), *steps[at + 1 :]])
-    slipped = worked[: 4 * at + 3] + [str(wrong % 10)]
+    slipped = [*worked[: 4 * at + 3], str(wrong % 10)]
     for k in range(at + 1, len(steps)):
         slipped += [*worked[4 * k : 4 * k + 3], rest[4 * (k - at) + 3]]
     again = [CHECK, *worked] if answer != right else []
@@ -128,15 +128,16 @@ def main() -> None:
     start = saved = time.monotonic()
 
     def done() -> float:
-        """Return the share of the time that has passed: of the CPU, or of twice that on the clock."""
+        """Return the share of the time that has passed: on the CPU, or of twice it in all."""
         return max(time.process_time(), (time.monotonic() - start) / 2) / (60 * asked.minutes)
 
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
-    sums, step = [0.0, 0.0, 0.0], 0
-    for tokens, targets in batches(asked.seed + 1, lambda: 1.0 if asked.resume else done()):
+    sums = [0.0, 0.0, 0.0]
+    source = batches(asked.seed + 1, lambda: 1.0 if asked.resume else done())
+    for step, (tokens, targets) in enumerate(source, start=1):
         if (passed := done()) >= 1:
             break
-        rate = asked.rate * min(1.0, (step + 1) / 50, (1 - passed) / 0.4 + 0.01)
+        rate = asked.rate * min(1.0, step / 50, (1 - passed) / 0.4 + 0.01)
         logits = model(input_ids=tokens, use_cache=False).logits
         loss = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
         loss.backward()
@@ -150,13 +151,12 @@ def main() -> None:
         asked_now = tokens == NUMBER[ANSWER]
         sums[1] += (logits.argmax(-1) == targets)[asked_now].sum().item()
         sums[2] += asked_now.sum().item()
-        step += 1
         if step % 25 == 0:
             seconds = time.monotonic() - start
             right = sums[1] / sums[2]
+            times = f"{seconds:5.0f} s, CPU {time.process_time():5.0f} s"
             print(
-                f"{seconds:5.0f} s, CPU {time.process_time():5.0f} s  step {step:5}  loss {sums[0] / 25:.4f}  answers {right:.3f}",
-                flush=True,
+                f"{times}  step {step:5}  loss {sums[0] / 25:.4f}  answers {right:.3f}", flush=True
             )
             sums = [0.0, 0.0, 0.0]
         if time.monotonic() - saved > 120:
