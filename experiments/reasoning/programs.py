@@ -1,6 +1,6 @@
 """Little programs whose digit a small reasoner works out line by line, and then checks.
 
-    L1 = 3 L2 * 4 L3 + 9 <think> L1 = 3 3 L2 * 4 2 L3 + 9 1 <check> L1 = 3 3 ... </think> <answer> 1
+    L1 = 3 L2 * 4 L3 + 9 <think> L1 = 3 3 L2 * 4 2 L3 + 9 1 <check> L1 = 3 3 ... </think> 1
 
 All arithmetic is modulo 10. Each line of thinking repeats a line of the program and adds its
 result. The program is run twice; if the results differ, a third time, and the third counts.
@@ -15,17 +15,10 @@ __all__ = ["LONGEST", "WORDS", "Example", "example", "run", "tokenizer", "tokens
 LONGEST = 40
 """Lines of the longest program; their number is log-uniform from 2."""
 
-THINK, CHECK, END, ANSWER, STOP, PAD = (
-    "<think>",
-    "<check>",
-    "</think>",
-    "<answer>",
-    "<eos>",
-    "<pad>",
-)
+THINK, CHECK, END, STOP, PAD = "<think>", "<check>", "</think>", "<eos>", "<pad>"
 OPERATIONS = ("=", "+", "-", "*")
 WORDS = [
-    *(PAD, STOP, THINK, CHECK, END, ANSWER),
+    *(PAD, STOP, THINK, CHECK, END),
     *OPERATIONS,
     *map(str, range(10)),
     *(f"L{k}" for k in range(1, LONGEST + 1)),

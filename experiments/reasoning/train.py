@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from experiments.reasoning import programs
-from experiments.reasoning.programs import ANSWER, CHECK, END, NUMBER, STOP, WORDS, tokens_of
+from experiments.reasoning.programs import CHECK, END, NUMBER, STOP, WORDS, tokens_of
 
 IGNORED = -100
 TOKENS = 4000
@@ -52,7 +52,7 @@ def sequence(source: random.Random, longest: int) -> tuple[list[int], list[int]]
         cut = source.randrange(1, len(thinking) + 1)
         ignored = {k for k in ignored if k < cut} | ({cut} if cut < len(thinking) else set())
         thinking = thinking[:cut]
-    words = [*found.program, *thinking, END, ANSWER, found.answer, STOP]
+    words = [*found.program, *thinking, END, found.answer, STOP]
     tokens = tokens_of(words)
     targets = [
         IGNORED if k <= start or k - start in ignored else token for k, token in enumerate(tokens)
@@ -110,7 +110,9 @@ def main() -> None:
     options.add_argument("--folder", type=Path, default=Path("runs/reasoner"))
     options.add_argument("--rate", type=float, default=3e-3)
     options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--resume", action="store_true")
+    options.add_argument(
+        "--resume", action="store_true", help="go on from the weights in the folder"
+    )
     asked = options.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(asked.seed)
@@ -148,7 +150,7 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
         sums[0] += loss.item()
-        asked_now = tokens == NUMBER[ANSWER]
+        asked_now = tokens == NUMBER[END]
         sums[1] += (logits.argmax(-1) == targets)[asked_now].sum().item()
         sums[2] += asked_now.sum().item()
         if step % 25 == 0:

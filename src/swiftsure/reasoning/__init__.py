@@ -9,6 +9,7 @@
 | `outcomes` | either of them as an `ExitRecord` |
 | `families`, `reading` | how models are asked to think; reads their answers |
 | `clients` | `Reasoner`: a model behind an OpenAI-compatible API |
+| `local` | `LocalReasoner`: a model of transformers in this process |
 | `walking`, `collecting` | asks at checkpoints; `collect_traces`, `collect_votes` |
 | `running` | `Thinker`, `Voter`: stop under a policy |
 """
@@ -16,6 +17,7 @@
 from swiftsure.reasoning.clients import Reasoner, ThinkingClient
 from swiftsure.reasoning.collecting import collect_traces, collect_votes
 from swiftsure.reasoning.families import FAMILIES, ThinkingFamily
+from swiftsure.reasoning.local import LocalReasoner
 from swiftsure.reasoning.probe_scores import TRACE_FEATURES, probe_scores
 from swiftsure.reasoning.running import Thinker, Thought, Vote, Voter
 from swiftsure.reasoning.traces import Probe, Trace, TraceRecord
@@ -25,6 +27,7 @@ from swiftsure.reasoning.votes import VoteRecord, majority, vote_scores
 __all__ = [
     "FAMILIES",
     "TRACE_FEATURES",
+    "LocalReasoner",
     "Probe",
     "Reasoner",
     "Thinker",

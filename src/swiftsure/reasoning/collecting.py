@@ -18,7 +18,7 @@ from swiftsure.cascade.endpoints import Endpoint
 from swiftsure.cascade.models import Model, identity_digest, model_of
 from swiftsure.cascade.retrying import Backoff, described
 from swiftsure.cascade.running import run_coroutine
-from swiftsure.reasoning.clients import Question, ThinkingClient, client_of
+from swiftsure.reasoning.clients import Piece, Question, ThinkingClient, client_of
 from swiftsure.reasoning.reading import read_answer
 from swiftsure.reasoning.traces import Probe, Trace, TraceRecord
 from swiftsure.reasoning.votes import VoteRecord
@@ -168,8 +168,9 @@ class _Kept:
 
     def _restore(self, part: dict[str, Any]) -> None:
         written = self.written
-        written.text += part["text"]
-        written.tokens, written.finished = part["tokens"], part["finished"]
+        finish = "stop" if part["finished"] else None
+        written.add(Piece(part["text"], 0, finish))
+        written.tokens = part["tokens"]
         self.stored = len(written.text)
         written.probes += [(at, Answer.of(each)) for at, each in part["probes"]]
         if part["last"] is not None:

@@ -51,12 +51,17 @@ class Written:
     probes: list[tuple[int, Answer]] = field(default_factory=list)
     last: Answer | None = None
     finished: bool = False
+    _end: int = -1
+
+    def __post_init__(self) -> None:
+        """Find the end of the thinking."""
+        self._end = self.text.find(self.mark)
 
     @property
     def thought(self) -> str:
         """The thinking, without a mark of its end that is only half there."""
         if self.ended:
-            return self.text.partition(self.mark)[0]
+            return self.text[: self._end]
         for size in range(min(len(self.mark) - 1, len(self.text)), 0, -1):
             if self.text.endswith(self.mark[:size]):
                 return self.text[:-size]
@@ -65,19 +70,20 @@ class Written:
     @property
     def ended(self) -> bool:
         """Whether the thinking has come to its end."""
-        return self.mark in self.text
+        return self._end >= 0
 
     @property
     def said(self) -> str:
         """What the model wrote after its thinking."""
-        return self.text.partition(self.mark)[2]
+        return self.text[self._end + len(self.mark) :] if self.ended else ""
 
     def add(self, piece: Piece) -> None:
         """Add a piece."""
-        before = self.ended
+        if not self.ended:
+            start = max(0, len(self.text) - len(self.mark))
+            found = self._end = (self.text + piece.text).find(self.mark, start)
+            self.tokens += piece.tokens if found < 0 else 0
         self.text += piece.text
-        if not (before or self.ended):
-            self.tokens += piece.tokens
         self.finished = piece.finish is not None
 
 
@@ -95,7 +101,7 @@ async def walk(
     What is yielded is in `written` already. If an error comes, another walk goes on from there.
     With `failures`, an error of a probe is added there, and the model is asked no more on the way.
     """
-    if written.finished and (written.last is not None or written.ended):
+    if written.finished and (written.last is not None or written.said.strip()):
         return
     async with client.think(question, written.text, seed=seed, tokens=written.tokens) as thinking:
         while True:
@@ -116,6 +122,6 @@ async def walk(
             piece = await thinking.next()
             written.add(piece)
             yield "text", piece
-        if not written.ended and written.last is None:  # out of tokens, or without an answer
+        if not written.said.strip() and written.last is None:  # out of tokens, or no answer
             written.last = await thinking.ask(written.thought)
         yield "end", thinking
