@@ -63,5 +63,42 @@ def test_the_first_program_prints_what_is_shown(page, capsys):
     assert printed.endswith(rest)
 
 
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s#]*)(#[^)\s]*)?\)")
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as mkdocs makes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    words = [re.sub(r"[^\w\s-]", "", each).strip().lower() for each in headings]
+    return {re.sub(r"[-\s]+", "-", each) for each in words}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page):
+    prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    for target, anchor in LINK.findall(prose):
+        if target.startswith(("http", "mailto")):
+            continue
+        file = (page.parent / target).resolve() if target else page
+        assert file.exists(), target
+        if anchor and not anchor.startswith("#swiftsure"):
+            assert anchor[1:] in anchors(file), target + anchor
+
+
+LONG = ("docs/reference/", "docs/concepts/mathematics.md")
+"""Pages to look things up in; all others are read from start to end."""
+
+WORDS = 2500
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_to_read_is_short(page):
+    path = page.relative_to(DOCS.parent).as_posix()
+    if path.startswith(LONG):
+        pytest.skip("a page to look things up in")
+    assert len(page.read_text(encoding="utf-8").split()) <= WORDS
+
+
 def test_some_page_has_examples():
     assert any(blocks(page) for page in PAGES)
