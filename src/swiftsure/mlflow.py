@@ -75,7 +75,7 @@ class CertifiedModel:
 
             self.fast = EarlyExit.from_pretrained(folder)
 
-    def predict(self, inputs: Any, params: dict[str, Any] | None = None) -> Any:
+    def predict(self, inputs: Any, params: dict[str, Any] | None = None) -> Any:  # noqa: ARG002
         """Answer a batch.
 
         Parameters
