@@ -91,7 +91,7 @@ class EarlyExit:
             raise ValueError(f"`policy` was made for {policy.dtype}, but exports run in float32.")
         binding.check_model(self._fingerprint)
         self.executor = OnnxExecutor(stages, self.score, policy.temperatures)
-        rule = {"strict": policy.strict, "min_exit": policy.min_exit}
+        rule: Any = {"strict": policy.strict, "min_exit": policy.min_exit}
         self.loop = ExitLoop(self.executor, thresholds, **rule)
         self.auditor = Auditor.of(audit, monitor, policy)
         own = partial(EarlyExit, stages)

@@ -56,7 +56,8 @@ class ExitOutput(ExitOutputBase):
         return ordinary(self.raw)
 
     def _on_host(self) -> NDArray[np.int64]:
-        return self.exits.cpu().numpy()
+        exits: NDArray[np.int64] = self.exits.cpu().numpy()
+        return exits
 
     @property
     def predictions(self) -> Tensor:

@@ -19,17 +19,18 @@ from swiftsure.certify.policy import Policy
 from swiftsure.certify.slices import SlicedPolicy
 from swiftsure.monitor import Monitor
 from swiftsure.run import PolicyBinding
+from swiftsure.run.graphs.conditional import can_branch
+from swiftsure.run.graphs.precision import inference
+from swiftsure.run.graphs.recorder import CaptureLimits
 from swiftsure.run.slices import BySlice, full_model_policy
 from swiftsure.run.stages import ExitLoop
 from swiftsure.scores import LearnedScore
 from swiftsure.torch.audit import Auditor
-from swiftsure.torch.capture import CaptureLimits
 from swiftsure.torch.captured import Captures
-from swiftsure.torch.conditional import can_branch
 from swiftsure.torch.executor import TorchExecutor
 from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.marking import run_marking
-from swiftsure.torch.modes import inference, model_device, refuse_training
+from swiftsure.torch.modes import model_device, refuse_training
 from swiftsure.torch.replaying import ReplayedModel
 from swiftsure.torch.results import ExitOutput, joined
 from swiftsure.torch.scoring import MODEL_SCORE, known_score, warn_of_probabilities
@@ -142,7 +143,7 @@ class EarlyExit(nn.Module):
         make = _compiled_stage if compile else partial
         stages = [make(model.advance, k) for k in range(model.n_exits)]
         self.executor = TorchExecutor(self, stages)
-        rule = {"strict": policy.strict, "min_exit": policy.min_exit}
+        rule: Any = {"strict": policy.strict, "min_exit": policy.min_exit}
         self.loop = ExitLoop(self.executor, thresholds, **rule)
         self._settings: dict[str, Any] = {"compile": compile, "capture": capture}
         limits = capture if isinstance(capture, CaptureLimits) else None
@@ -404,7 +405,8 @@ class _Weights:
     def __init__(self, model: Any) -> None:
         parts = list(model.modules()) if isinstance(model, nn.Module) else []
         self._parameters = [part._parameters for part in parts if part._parameters]
-        self._tables = [part._modules for part in parts if part._modules] + self._parameters
+        self._tables: list[dict[str, Any]] = [part._modules for part in parts if part._modules]
+        self._tables += self._parameters
         self._named: list[tuple[dict[str, Any], str]] = []
         for part in parts:
             # Buffers that are not saved with the model are run-time state.
@@ -429,15 +431,16 @@ class _Weights:
 
     def _ids(self) -> list[int]:
         # As few steps of the interpreter as possible: this runs before every batch.
-        found = list(map(id, chain.from_iterable(map(dict.values, self._tables))))
+        found = map(id, chain.from_iterable(map(_values, self._tables)))
         return [*found, *(id(table.get(name)) for table, name in self._named)]
 
     def _tensors(self) -> list[Tensor]:
-        values = chain.from_iterable(map(dict.values, self._tables))
+        values = chain.from_iterable(map(_values, self._tables))
         named = (table.get(name) for table, name in self._named)
         return [each for each in chain(values, named) if isinstance(each, Tensor)]
 
 
+_values: Callable[[dict[str, Any]], Iterable[Any]] = dict.values
 _version = attrgetter("_version")
 _training = attrgetter("training")
 

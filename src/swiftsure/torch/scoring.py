@@ -29,6 +29,7 @@ from torch import Tensor, special
 
 from swiftsure._lib import checks
 from swiftsure._lib.registry import Registry
+from swiftsure.run.graphs.row_compaction import has_triton
 from swiftsure.scores import SHIFT, STEPS, LearnedScore
 from swiftsure.scores import warn_of_probabilities as warn_of_rows
 from swiftsure.scores.features import DEFAULT_FEATURES, EDGE
@@ -38,7 +39,6 @@ from swiftsure.scores.kernels import (
     class_confidences,
     learned_confidences,
 )
-from swiftsure.torch.rows import has_triton
 from swiftsure.torch.staged import Scored, Tempered, plain_output
 
 __all__ = [
