@@ -336,9 +336,7 @@ def check_family(model: Any) -> None:
         states, rotary = arguments["hidden_states"], arguments.get("position_embeddings")
         again = fast.blocks[index](**arguments | {decoder.family.cache: new_cache()})
         merged = again[0] if isinstance(again, tuple) else again
-        _check_close(
-            f"the states after block {index}, with merged weights,", merged, after, decoder
-        )
+        _check_close(f"the states after block {index}, with merged weights", merged, after, decoder)
         wanted = own[index].keys, own[index].values
         for name, ours, theirs in zip(
             ("keys", "values"), decoder.project(index, states, rotary), wanted, strict=True
