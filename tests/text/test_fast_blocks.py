@@ -25,6 +25,9 @@ FOLDED -= {name for name in EVERY if "T5" in name}
 """Whose queries share keys."""
 
 
+COMPILES = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+
+
 @pytest.fixture
 def uncompiled(monkeypatch):
     monkeypatch.setattr(fast_blocks, "_compile", lambda _, **__: fast_blocks.run_block)
@@ -69,6 +72,7 @@ def test_blocks_that_would_be_captured(name, uncompiled, monkeypatch):
     check_same(model_of(name))
 
 
+@COMPILES
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY)
 def test_every_family_compiled(name):
@@ -93,6 +97,7 @@ def test_pairs(causal, uncompiled):
     assert passes[0] == passes[1]
 
 
+@COMPILES
 @pytest.mark.slow
 def test_pairs_compiled():
     test_pairs(True, None)
