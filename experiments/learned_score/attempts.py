@@ -73,14 +73,14 @@ def each_alone(pilot: ss.ExitRecord, rest: ss.ExitRecord) -> Any:
 
 def trees(pilot: ss.ExitRecord, rest: ss.ExitRecord) -> Any:
     """Fit boosted trees to the features of an exit and of all before it."""
-    from sklearn.ensemble import HistGradientBoostingClassifier
+    from sklearn.ensemble import GradientBoostingClassifier
 
     def inputs(record: ss.ExitRecord, k: int) -> Floats:
         values = features(record, DEFAULT_FEATURES)[:, : k + 1]
         return values.reshape(len(values), -1)
 
     def fitted(x: Floats, y: Floats) -> Any:
-        return HistGradientBoostingClassifier(max_iter=40, max_leaf_nodes=6).fit(x, y)
+        return GradientBoostingClassifier(n_estimators=40, max_depth=2, random_state=0).fit(x, y)
 
     return _by_exit(pilot, rest, inputs, fitted)
 

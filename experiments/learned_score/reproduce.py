@@ -94,7 +94,10 @@ def load_records(data: str | os.PathLike[str] | None = None) -> dict[str, ss.Exi
         path = Path(data)
         files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
     else:
-        files = [*sorted(IMAGE_CLASSIFICATION.glob("*.parquet")), *sorted(INTENTS.glob("*.parquet"))]
+        files = [
+            *sorted(IMAGE_CLASSIFICATION.glob("*.parquet")),
+            *sorted(INTENTS.glob("*.parquet")),
+        ]
     if not files:
         raise FileNotFoundError(f"{data} has no records (*.parquet).")
     return {file.stem: ss.ExitRecord.load(file) for file in files}
