@@ -47,9 +47,9 @@ from turns import run_in_turns, wait_for_turn
 
 import swiftsure_zoo as zoo
 from swiftsure import ExitRecord, Policy, calibrate
+from swiftsure.run.graphs.precision import inference
+from swiftsure.run.graphs.recorder import Recorded, Recorder
 from swiftsure.torch import EarlyExit, Scored, Staged, Stream
-from swiftsure.torch.capture import Recorded, Recorder
-from swiftsure.torch.modes import inference
 from tests.diffusion import drawn_rows
 
 SIZES = Path(__file__).with_name("published_sizes.json")

@@ -64,7 +64,7 @@ def test_the_compiled_loop_of_records():
 def test_decisions_of_captured_stages(strict, device):
     import torch
 
-    from swiftsure.torch.rows import Decision, decide
+    from swiftsure.run.graphs.row_compaction import Decision, decide
 
     for threshold in np.unique(THRESHOLDS):
         rows = (strict == STRICT) & (threshold == THRESHOLDS)
@@ -172,7 +172,7 @@ THE_RULE = {"exits.py"}
 KERNELS = {
     "_lib/kernels.py",  # numba
     "certify/bounds/_bets.py",  # numba
-    "torch/_row_kernels.py",  # Triton
+    "run/graphs/_row_kernels.py",  # Triton
     "text/calm/_look_kernels.py",  # Triton
     "diffusion/_look_kernels.py",  # Triton
 }
@@ -188,6 +188,8 @@ OTHER_COMPARISONS = {
     "thresholds > 0": "a cache's threshold of 0 means never",
     "each > 0": "does a cache reuse anything",
     "self.levels > 0": "does a cache reuse anything",
+    "level <= 0": "does a cache reuse nothing",
+    "values > level": "which candidates of a path lie above a setting",
     "ratios <= self._thresholds": "a cache reuses a block whose change is small",
     "self.levels >= found.max_reused[:, None]": "a cache would reuse the same blocks",
     "self.levels < found.min_computed[:, None]": "a cache would reuse the same blocks",

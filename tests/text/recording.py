@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from swiftsure.torch import conditional
-from swiftsure.torch.capture import Recorded, Recorder
+from swiftsure.run.graphs import conditional
+from swiftsure.run.graphs.recorder import Recorded, Recorder
 
 __all__ = ["PretendingRecorder"]
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swiftsure.exits import reaches
+from swiftsure.run.graphs.recorder import CaptureBudget, Recorder
+from swiftsure.run.graphs.row_compaction import Decision, copy_rows, decide, row_buffer
 from swiftsure.torch import CaptureLimits, EarlyExit, Scored, Staged, Stream, StreamError, measure
-from swiftsure.torch.capture import CaptureBudget, Recorder
 from swiftsure.torch.captured_calls import captured_size
-from swiftsure.torch.rows import Decision, copy_rows, decide, row_buffer
 from swiftsure.torch.segments import SegmentPlan
 from tests.torch.builders import (
     OwnConfidence,

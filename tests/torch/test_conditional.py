@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from swiftsure.run.graphs.conditional import can_branch, can_choose, run_beside, run_if
+from swiftsure.run.graphs.recorder import Recorder
 from swiftsure.torch import EarlyExit
-from swiftsure.torch.capture import Recorder
-from swiftsure.torch.conditional import can_branch, can_choose, run_beside, run_if
 from tests.torch.builders import inputs, middle_threshold, network, policy_of
 
 GPU = pytest.mark.skipif(not can_branch(), reason="needs a GPU and cuda.bindings")

@@ -26,9 +26,10 @@ from swiftsure.diffusion.rules import DeeDiffRule
 from swiftsure.diffusion.schedules import Sampler
 from swiftsure.diffusion.steps import Denoised, StepCosts, denoise, exit_confidence, exit_output
 from swiftsure.run import check_dtype, threshold_levels
-from swiftsure.torch.capture import CaptureBudget
+from swiftsure.run.graphs.precision import inference
+from swiftsure.run.graphs.recorder import CaptureBudget
 from swiftsure.torch.fingerprinting import fingerprint
-from swiftsure.torch.modes import inference, model_device, refuse_training
+from swiftsure.torch.modes import model_device, refuse_training
 from swiftsure.torch.staged import StagedModel, refuse_unstaged
 
 __all__ = ["DeeDiff"]

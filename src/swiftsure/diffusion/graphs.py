@@ -1,7 +1,7 @@
 """Denoising captured as CUDA graphs: whole samplers, or single steps.
 
 After each look the device decides whether anybody goes on, and skips the remaining blocks of the
-step if nobody does; the host does not wait (`swiftsure.torch.conditional`). A graph has fixed
+step if nobody does; the host does not wait (`swiftsure.run.graphs.conditional`). A graph has fixed
 shapes, so exited images stay in the batch, masked, until all have exited.
 
     blocks -> look -> [if anybody exits: estimate] -> [if anybody stays: blocks -> look -> ...]
@@ -22,9 +22,9 @@ from swiftsure.diffusion.rules import DeeDiffRule
 from swiftsure.diffusion.schedules import Sampler
 from swiftsure.diffusion.steps import Denoised, exit_confidence, exit_output
 from swiftsure.exits import reaches
-from swiftsure.torch.capture import CaptureBudget, Recorder
-from swiftsure.torch.conditional import can_branch, can_choose, run_beside, run_if
-from swiftsure.torch.rows import has_triton
+from swiftsure.run.graphs.conditional import can_branch, can_choose, run_beside, run_if
+from swiftsure.run.graphs.recorder import CaptureBudget, Recorder
+from swiftsure.run.graphs.row_compaction import has_triton
 from swiftsure.torch.staged import StagedModel
 
 __all__ = ["RecordedSampler", "RecordedSteps", "Sampled"]

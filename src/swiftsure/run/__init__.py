@@ -4,6 +4,7 @@
 |---|---|
 | `auditing` | chooses requests to run in full, and feeds a monitor |
 | `binding` | refuses a policy that was made for another system or model, or for other settings |
+| `graphs` | what every captured runtime is made of: the only part that needs PyTorch |
 | `options` | how a long run is stored, shown and spread over machines |
 | `rules` | turns a policy, a rule or a bare threshold into the system's rule |
 | `streaming` | gathers samples of several batches before a stage runs |

@@ -15,11 +15,11 @@ from typing import Any
 
 from swiftsure._lib.files import json_checksum, read_json, write_text
 from swiftsure.certify.policy import Policy
+from swiftsure.run.graphs.recorder import CaptureLimits
 from swiftsure.text.bild.model import BigLittle
 from swiftsure.text.calm.meta import MetaClassifier
 from swiftsure.text.calm.model import CalmModel
 from swiftsure.text.exit_heads import ExitHeads
-from swiftsure.torch.capture import CaptureLimits
 
 __all__ = ["MARK", "load_system", "save_system"]
 

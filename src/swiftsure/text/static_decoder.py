@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from swiftsure.run.graphs.blas import faster_blas
+from swiftsure.run.graphs.recorder import Recorder
 from swiftsure.text.decoder import Decoder, argument_names
 from swiftsure.text.static_cache import CacheView, StaticCache, chosen_rows, places
-from swiftsure.torch.blas import faster_blas
-from swiftsure.torch.capture import Recorder
 
 __all__ = ["StaticDecoder", "StaticEncoder", "StaticShape", "group_size"]
 

@@ -5,8 +5,8 @@ try:
 except ImportError:
     raise ImportError("swiftsure.torch needs PyTorch: pip install 'swiftsure[torch]'.") from None
 
+from swiftsure.run.graphs.recorder import CaptureLimits
 from swiftsure.torch.audit import Audit, Auditor
-from swiftsure.torch.capture import CaptureLimits
 from swiftsure.torch.cascade import Cascade
 from swiftsure.torch.collecting import collect
 from swiftsure.torch.costs import exit_flops, exit_seconds

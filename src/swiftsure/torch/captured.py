@@ -14,7 +14,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from swiftsure.torch.capture import CaptureBudget, CaptureLimits
+from swiftsure.run.graphs.recorder import CaptureBudget, CaptureLimits
 from swiftsure.torch.captured_calls import CapturedCalls
 from swiftsure.torch.captured_lane import CapturedLane
 from swiftsure.torch.results import ExitOutput

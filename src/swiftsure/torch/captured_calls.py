@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swiftsure.exits import reaches
-from swiftsure.torch.capture import CaptureBudget, Recorded, Recorder
+from swiftsure.run.graphs.conditional import can_branch
+from swiftsure.run.graphs.recorder import CaptureBudget, Recorded, Recorder
+from swiftsure.run.graphs.row_compaction import row_buffer
 from swiftsure.torch.captured_sample import CapturedSample
-from swiftsure.torch.conditional import can_branch
 from swiftsure.torch.results import ExitOutput
-from swiftsure.torch.rows import row_buffer
 from swiftsure.torch.segments import SegmentPlan
 from swiftsure.torch.staged import batch_size, device_of
 

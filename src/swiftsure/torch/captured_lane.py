@@ -20,9 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from swiftsure.run.graphs.recorder import CaptureBudget, Recorded, Recorder
+from swiftsure.run.graphs.row_compaction import Decision, copy_rows, decide, row_buffer
 from swiftsure.run.streaming import StreamError
-from swiftsure.torch.capture import CaptureBudget, Recorded, Recorder
-from swiftsure.torch.rows import Decision, copy_rows, decide, row_buffer
 from swiftsure.torch.segments import SegmentPlan, Step
 from swiftsure.torch.staged import batch_size, device_of
 

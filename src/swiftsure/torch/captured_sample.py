@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from swiftsure.exits import reaches
-from swiftsure.torch.capture import Recorded, Recorder
-from swiftsure.torch.conditional import run_if
+from swiftsure.run.graphs.conditional import run_if
+from swiftsure.run.graphs.recorder import Recorded, Recorder
+from swiftsure.run.graphs.row_compaction import row_buffer
 from swiftsure.torch.results import ExitOutput
-from swiftsure.torch.rows import row_buffer
 from swiftsure.torch.segments import SegmentPlan, Step
 
 if TYPE_CHECKING:

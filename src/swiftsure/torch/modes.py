@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["evaluating", "inference", "model_device", "needs_gpu", "refuse_training", "uncompiled"]
+__all__ = ["evaluating", "model_device", "needs_gpu", "refuse_training", "uncompiled"]
 
 
 def refuse_training(model: Any) -> None:
@@ -41,18 +41,6 @@ def uncompiled(model: nn.Module) -> Iterator[None]:
         return
     with torch.compiler.set_stance("force_eager"):
         yield
-
-
-@contextmanager
-def inference(device: torch.device, dtype: str | None) -> Iterator[None]:
-    """Disable gradients and autocast to a dtype; no autocast for None and "float32"."""
-    kind = None if dtype in (None, "float32") else getattr(torch, str(dtype))
-    with torch.inference_mode():
-        if kind is None and not torch.is_autocast_enabled(device.type):
-            yield  # entering a disabled autocast would take as long as a small layer
-        else:
-            with torch.autocast(device.type, dtype=kind, enabled=kind is not None):
-                yield
 
 
 def model_device(model: Any) -> torch.device | None:

@@ -15,6 +15,7 @@ from swiftsure._lib import checks
 from swiftsure.losses import LOSSES, PIXEL_LOSSES, ZERO_ONE, Loss
 from swiftsure.records import ExitRecord
 from swiftsure.records.checks import check_dtype, temperature_tuple
+from swiftsure.run.graphs.precision import inference
 from swiftsure.scores import SCORE_VERSION, SCORES, LearnedScore
 from swiftsure.scores.features import DEFAULT_FEATURES, inputs_of
 from swiftsure.torch.batches import Batch, moved, sample_digests
@@ -22,7 +23,7 @@ from swiftsure.torch.costs import exit_and_full_flops, exit_seconds, full_second
 from swiftsure.torch.fingerprinting import begin_fingerprint
 from swiftsure.torch.foreign import ForeignModel
 from swiftsure.torch.losses import label_losses, stacked_logits
-from swiftsure.torch.modes import inference, model_device, refuse_training
+from swiftsure.torch.modes import model_device, refuse_training
 from swiftsure.torch.results import broken_rows, refuse_confidence, refuse_output
 from swiftsure.torch.scoring import confidence, known_score, warn_of_probabilities
 from swiftsure.torch.segmentation import image_losses, image_size, labelled_rows

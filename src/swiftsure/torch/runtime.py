@@ -19,15 +19,16 @@ from swiftsure.certify.slices import SlicedPolicy
 from swiftsure.exits import exits_in_use, reaches
 from swiftsure.monitor import Monitor
 from swiftsure.run import PolicyBinding
+from swiftsure.run.graphs.conditional import can_branch
+from swiftsure.run.graphs.precision import inference
+from swiftsure.run.graphs.recorder import CaptureLimits
 from swiftsure.run.slices import BySlice, full_model_policy
 from swiftsure.scores import LearnedScore
 from swiftsure.torch.audit import Auditor
-from swiftsure.torch.capture import CaptureLimits
 from swiftsure.torch.captured import Captures
-from swiftsure.torch.conditional import can_branch
 from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.marking import run_marking
-from swiftsure.torch.modes import inference, model_device, refuse_training
+from swiftsure.torch.modes import model_device, refuse_training
 from swiftsure.torch.replaying import ReplayedModel
 from swiftsure.torch.results import ExitOutput, Gathered, StreamResult, joined, owned
 from swiftsure.torch.scoring import (

@@ -28,11 +28,11 @@ from torch import Tensor, special
 
 from swiftsure._lib import checks
 from swiftsure._lib.registry import Registry
+from swiftsure.run.graphs.row_compaction import has_triton
 from swiftsure.scores import SHIFT, STEPS, LearnedScore
 from swiftsure.scores import warn_of_probabilities as warn_of_rows
 from swiftsure.scores.features import DEFAULT_FEATURES, EDGE
 from swiftsure.scores.kernels import learned_confidences
-from swiftsure.torch.rows import has_triton
 from swiftsure.torch.staged import Scored, Tempered, plain_output
 
 __all__ = [

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from swiftsure.torch.capture import Recorder
+from swiftsure.run.graphs.recorder import Recorder
 from swiftsure.torch.scoring import confidence
 from swiftsure.torch.staged import batch_size, exit_output, plain_output, shapes_of
 

@@ -21,6 +21,7 @@ from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 
 from swiftsure.cascade import UpstreamError, usage_cost
+from swiftsure.cascade.events import events_of
 from swiftsure.cascade.request_kinds import REQUESTS
 from swiftsure.certify.policy import Policy
 from swiftsure.certify.slices import SlicedPolicy
@@ -56,7 +57,6 @@ from swiftsure.serve.proxy.requests import not_covered_reason
 from swiftsure.serve.proxy.streams import (
     PassedOn,
     as_json,
-    events_of,
     without_logprobs,
 )
 from swiftsure.serve.proxy.upstreams import Found, Upstreams, added, client_error

@@ -15,13 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from swiftsure.run.graphs.conditional import run_if
+from swiftsure.run.graphs.recorder import CaptureBudget, CaptureLimits, Recorder
 from swiftsure.text.bild.decoding import Decoding, Question, Questions
 from swiftsure.text.bild.rules import DraftRule, Judgement, Proposal, Rollback
 from swiftsure.text.decoder import decoder_of
 from swiftsure.text.sessions import Sessions
 from swiftsure.text.static_decoder import StaticDecoder, StaticEncoder, StaticShape
-from swiftsure.torch.capture import CaptureBudget, CaptureLimits, Recorder
-from swiftsure.torch.conditional import run_if
 
 __all__ = ["CapturedPair", "StaticReader"]
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from swiftsure._lib import checks
 from swiftsure.certify.policy import Policy
+from swiftsure.run.graphs.recorder import CaptureLimits
 from swiftsure.text.bild.capture import CapturedPair
 from swiftsure.text.bild.continuous import BildRows
 from swiftsure.text.bild.decoding import Decoding, decoding_of
@@ -31,7 +32,6 @@ from swiftsure.text.generation import (
     end_tokens,
     token_random,
 )
-from swiftsure.torch.capture import CaptureLimits
 
 __all__ = ["BigLittle", "Passage"]
 

@@ -21,6 +21,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from swiftsure.run.graphs.recorder import CaptureBudget, CaptureLimits, Recorder
 from swiftsure.text.calm.confidences import Confidence
 from swiftsure.text.calm.loops import Found, Loop, Queues, Request
 from swiftsure.text.calm.on_device import OnDevice
@@ -30,7 +31,6 @@ from swiftsure.text.calm.session import WINDOW, Session
 from swiftsure.text.decoder import Decoder
 from swiftsure.text.sessions import Sessions
 from swiftsure.text.static_decoder import StaticShape
-from swiftsure.torch.capture import CaptureBudget, CaptureLimits, Recorder
 
 __all__ = ["CapturedDecoding", "Plan", "Prepared"]
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from swiftsure.certify.policy import Policy
 from swiftsure.run import threshold_levels
+from swiftsure.run.graphs.recorder import CaptureLimits
 from swiftsure.text.calm.capture import CapturedDecoding
 from swiftsure.text.calm.confidences import confidence_of
 from swiftsure.text.calm.continuous import CalmRows
@@ -29,7 +30,6 @@ from swiftsure.text.generation import (
     end_tokens,
     exclusive,
 )
-from swiftsure.torch.capture import CaptureLimits
 from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.modes import refuse_training
 

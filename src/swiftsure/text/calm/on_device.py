@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swiftsure.exits import reaches
+from swiftsure.run.graphs.conditional import run_if
 from swiftsure.text.calm.confidences import Look
 from swiftsure.text.calm.looks import Batch, decide, gap_and_token, turn
 from swiftsure.text.calm.loops import Found, Log, Loop, Request
 from swiftsure.text.calm.session import WINDOW, Session
-from swiftsure.torch.conditional import run_if
 
 __all__ = ["OnDevice"]
 

@@ -16,12 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from swiftsure.run.graphs.recorder import Recorder
 from swiftsure.text.calm.confidences import Confidence, Look, StaticShortlist, look_exits
 from swiftsure.text.calm.rules import CalmRule
 from swiftsure.text.decoder import Decoder
 from swiftsure.text.static_cache import chosen_rows
 from swiftsure.text.static_decoder import StaticDecoder, StaticEncoder, StaticShape, group_size
-from swiftsure.torch.capture import Recorder
 
 __all__ = ["WINDOW", "Pick", "Session"]
 

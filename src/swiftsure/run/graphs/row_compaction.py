@@ -37,7 +37,7 @@ def copy_rows(source: Tensor, target: Tensor, places: Tensor) -> None:
     if not has_triton(source):
         target.index_copy_(0, places, source.to(target.dtype))
         return
-    from swiftsure.torch._row_kernels import copy_rows_kernel
+    from swiftsure.run.graphs._row_kernels import copy_rows_kernel
 
     if source.dtype != target.dtype:
         source = source.to(target.dtype)
@@ -93,7 +93,7 @@ def decide(
     """
     b, n_answers = len(it.ids), len(it.exits) - 1
     if has_triton(it.ids) and b <= MAX_FUSED:
-        from swiftsure.torch._row_kernels import decide_kernel
+        from swiftsure.run.graphs._row_kernels import decide_kernel
 
         unused = it.ids
         n_places = 1 if it.next_ids is None else len(it.next_ids) - 1

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from swiftsure.torch import blas
+from swiftsure.run.graphs import blas
 
 
 @pytest.fixture

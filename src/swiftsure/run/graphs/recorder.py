@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from swiftsure._lib import checks
-from swiftsure.torch.conditional import Bodies, GraphPool, can_branch, no_garbage_collection
-from swiftsure.torch.modes import inference
+from swiftsure.run.graphs.conditional import Bodies, GraphPool, can_branch, no_garbage_collection
+from swiftsure.run.graphs.precision import inference
 
 __all__ = ["CaptureBudget", "CaptureLimits", "Recorded", "Recorder", "no_autocast_cache"]
 

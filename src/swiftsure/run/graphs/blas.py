@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from swiftsure.torch.conditional import no_garbage_collection
+from swiftsure.run.graphs.conditional import no_garbage_collection
 
 __all__ = ["faster_blas"]
 
