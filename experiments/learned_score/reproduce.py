@@ -29,7 +29,7 @@ N_CALIBRATION, N_PILOT = 1000, 500
 PILOTS = (100, 500)
 """Sizes of the pilots on which the attempts are compared."""
 
-N_ATTEMPTS = 10
+N_ATTEMPTS = 6
 """Pilots of each size for the attempts."""
 
 
