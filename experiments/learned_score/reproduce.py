@@ -83,7 +83,7 @@ def learned_score(
         sizes = _sizes(record.n, n_calibration)
         repeats = ss.Repeats(max(splits // pilots, 1), max(draws // pilots, 1), progress=False)
         savings += _compared(name, record, sizes, pilots, repeats, delta, seed)
-        for size in PILOTS:
+        for size in (each for each in PILOTS if 4 * each <= record.n):
             attempts += _attempted(name, record, (size, sizes[1]), splits, delta, seed)
     return LearnedScoreResult(savings, attempts)
 
