@@ -4,6 +4,7 @@ The first two can be learned into one, `Learned`.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -296,7 +297,7 @@ def confidence_of(
     return Softmax(decoder, rule.shortlist)
 
 
-TRAINED: dict[str, tuple[type, str, Any]] = {
+TRAINED: dict[str, tuple[type, str, Callable[[Decoder, Any], Confidence]]] = {
     "meta": (MetaClassifier, "train_meta", Meta),
     "learned": (TokenScore, "learn_token_score", Learned),
 }
