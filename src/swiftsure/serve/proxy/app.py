@@ -24,7 +24,7 @@ from swiftsure.cascade import UpstreamError, usage_cost
 from swiftsure.cascade.events import events_of
 from swiftsure.cascade.request_kinds import REQUESTS
 from swiftsure.certify.policy import Policy
-from swiftsure.certify.slices import SlicedPolicy
+from swiftsure.certify.slices import SlicedPolicy, any_part
 from swiftsure.monitor import audit_rate, request_ids
 from swiftsure.serve.alarms import alarm_hook
 from swiftsure.serve.audit_log import AuditLog, audit_monitor, policy_version
@@ -47,7 +47,6 @@ from swiftsure.serve.openai import (
     slice_of,
 )
 from swiftsure.serve.openapi import openapi
-from swiftsure.serve.policies import any_part
 from swiftsure.serve.policy_manager import PolicyManager, PolicyStore
 from swiftsure.serve.proxy.audits import Audits
 from swiftsure.serve.proxy.config import ProxyConfig, parameters_in_common
