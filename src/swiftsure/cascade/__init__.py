@@ -5,6 +5,7 @@
 | `cascade` | `Cascade`: collect a record, calibrate, run |
 | `answers` | `Answer`: an answer, its confidence and its cost |
 | `models`, `endpoints` | functions, estimators, modules and OpenAI-compatible APIs as models |
+| `providers` | `ProviderEndpoint`: Anthropic's API and Azure's |
 | `confidences` | confidences of answers, by name |
 | `answer_features` | what a confidence is learned from |
 | `answer_losses` | losses of answers |
@@ -29,6 +30,7 @@ from swiftsure.cascade.embeddings import Embeddings
 from swiftsure.cascade.endpoints import Endpoint, answer_of_response, usage_cost
 from swiftsure.cascade.judging import Judge
 from swiftsure.cascade.models import BatchModel, Model
+from swiftsure.cascade.providers import ProviderEndpoint
 from swiftsure.cascade.recalibrating import Recalibration
 from swiftsure.cascade.retrying import Backoff, UpstreamError
 from swiftsure.cascade.router import Router
@@ -52,6 +54,7 @@ __all__ = [
     "Judge",
     "LearnedConfidence",
     "Model",
+    "ProviderEndpoint",
     "Recalibrated",
     "Recalibration",
     "Router",

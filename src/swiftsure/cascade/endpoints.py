@@ -35,6 +35,9 @@ LARGEST = 32 << 20
 LARGEST_ERROR = 10_000
 """How much of an error is read, in bytes."""
 
+LARGEST_EVENT = 8 << 20
+"""Longest line of a stream, in bytes."""
+
 SHORTEST_SECRET = 8
 """Shorter values of a key, such as EMPTY for a local server, are not secrets."""
 
@@ -176,6 +179,36 @@ class Endpoint(Model):
                     raise UpstreamError(f"{self.name} sent more than {LARGEST >> 20} MiB.")
                 parts.append(part)
         return self.redacted(b"".join(parts))
+
+    async def events(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """Send a request for a stream, and yield the JSON of each of its events, up to [DONE].
+
+        Raises
+        ------
+        UpstreamError
+            As `post`; also if the stream is cut, or holds something else.
+        """
+        rest = b""
+        async with self.post(body) as response:
+            async for part in response.content.iter_any():
+                *lines, rest = (rest + part).split(b"\n")
+                if len(rest) > LARGEST_EVENT:
+                    raise UpstreamError("The stream holds a line that is too long.")
+                for line in lines:
+                    text = line.strip()
+                    if not text.startswith(b"data:"):
+                        continue
+                    text = self.redacted(text[5:].strip())
+                    if text == b"[DONE]":
+                        return
+                    try:
+                        found = json.loads(text)
+                    except ValueError:
+                        raise UpstreamError("The stream holds an event that is not JSON.") from None
+                    if not isinstance(found, dict):
+                        raise UpstreamError("The stream holds an event that is not an object.")
+                    yield found
+        raise UpstreamError("The stream was cut short.", temporary=True)
 
     def redacted(self, content: bytes) -> bytes:
         """Return what the server sent, with "[key]" wherever it repeats the key."""
@@ -404,6 +437,7 @@ def answer_of_response(response: Any, cost: Mapping[str, float] | None = None) -
             logprobs=logprobs,
             top_logprobs=top,
             version=version_of(response),
+            response=response,
         )
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise UpstreamError(
