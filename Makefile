@@ -20,7 +20,7 @@ INSTALLED := $(VENV)/.installed
 DOCS := $(VENV)-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check format audit bench docs reproduce clean
+.PHONY: help setup demo browser test test-slow check format audit bench docs reproduce clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -34,6 +34,10 @@ demo: $(DEMO_INSTALLED) ## Run the demonstrations: images, then text
 	@$(BIN)/swiftsure translate
 	@echo
 	@echo "For an alarm drill in a browser: $(BIN)/swiftsure serve --demo --drift"
+
+browser: $(INSTALLED) ## Run the certified network in your browser; needs npm
+	@npm install --prefix examples/browser --no-package-lock --no-audit --no-fund --loglevel=error
+	@$(BIN)/python examples/browser/page.py
 
 test: check ## Check the code, then run the tests
 	$(BIN)/python -m pytest -m "not slow" -n $(JOBS)

@@ -17,6 +17,7 @@ ARGUMENTS = [
     "--force-device-scale-factor=1",
     "--no-sandbox",  # tests may run as root, and look at our own pages only
 ]
+LOGS = {"browser": "ALL", "performance": "ALL"}
 PATIENCE = 60  # seconds
 STARTED = re.compile(r"started successfully on port (\d+)")
 
@@ -40,7 +41,7 @@ class Browser:
         try:
             self._address = f"http://127.0.0.1:{self._port()}/session"
             options = {"args": ARGUMENTS, "binary": shutil.which("chromium")}
-            wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
+            wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": LOGS}
             session = self._send("POST", "", {"capabilities": {"alwaysMatch": wanted}})
         except BaseException:
             self._end()
@@ -90,6 +91,13 @@ class Browser:
             entries = self._send("POST", "/se/log", {"type": "browser"})
             found += [f"{entry['level']}: {entry['message']}" for entry in entries]
         return [entry for entry in found if mark not in entry]
+
+    def requests(self):
+        """Return the addresses that were requested since the last look, of pages and workers."""
+        entries = self._send("POST", "/se/log", {"type": "performance"})
+        events = [json.loads(entry["message"])["message"] for entry in entries]
+        sent = [each for each in events if each["method"] == "Network.requestWillBeSent"]
+        return [each["params"]["request"]["url"] for each in sent]
 
     def emulate(self, *, width, height=900, scheme="light", media=""):
         """Pretend to be a screen of some size that likes one colour scheme."""

@@ -72,7 +72,7 @@ def test_one_batch_mixes_slices(name):
     samples = [engine.inputs.sample(each) for each in SAMPLES[name]]
     plain, full = (engine.answer(samples, full=each) for each in (False, True))
     part = next(iter(own.policies.values())) if isinstance(own, ss.SlicedPolicy) else own
-    sliced = ss.SlicedPolicy(policies={"day": part, "night": part}, delta=0.1, together=True)
+    sliced = ss.SlicedPolicy(policies={"day": part, "night": part}, delta=0.1)
     engine.check(sliced)
     engine.install(sliced)
     try:

@@ -502,13 +502,13 @@ def led_to(rows: NDArray[np.float32], candidates: NDArray[np.float32]) -> NDArra
     A pilot shows no loss at many settings, and the front begins with the cheapest of them. Where
     its risk is above the level after all, the walk would end before it began.
     """
-    router, *levels = rows[1]
+    router, *first_values = rows[1]
     steps = np.full((LEAD, len(rows[1])), router, np.float32)
-    for k, level in enumerate(levels, 1):
+    for k, first_value in enumerate(first_values, 1):
         values = np.unique(candidates[:, k])
-        higher = values[(values > level) & np.isfinite(values)]
+        higher = values[(values > first_value) & np.isfinite(values)]
         places = np.linspace(len(higher) - 1, 0, LEAD).round().astype(int)
-        steps[:, k] = higher[places] if len(higher) else level
+        steps[:, k] = higher[places] if len(higher) else first_value
     _, first = np.unique(steps, axis=0, return_index=True)
     return np.vstack([rows[:1], steps[np.sort(first)], rows[1:]])
 

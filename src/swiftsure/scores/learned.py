@@ -100,8 +100,8 @@ class LearnedScore:
         >>> import swiftsure as ss
         >>> logits = ss.simulate.Population().sample(300, seed=0).logits
         >>> pilot = ss.ExitRecord.from_logits(logits, score=ss.scores.SCORES)
-        >>> ss.LearnedScore.fit(pilot).weights.shape
-        (4, 4)
+        >>> ss.LearnedScore.fit(pilot).weights.shape  # one row for each early exit
+        (4, 3)
         """
         known = getattr(pilot, "inconsistencies", None)
         if not known or not hasattr(pilot, "confidences"):
