@@ -13,10 +13,11 @@
 | `running` | runs a cascade under a policy |
 | `router` | `Router`: sends inputs straight to the last model |
 | `embeddings` | vectors of texts from an API |
-| `request_kinds` | what the messages of requests are like |
+| `request_kinds`, `request_parameters` | what requests are like, and the calibration's |
 | `wrapping`, `recalibrating` | measures or maps a model's confidence |
 | `judging` | a loss that another model gives |
 | `estimator` | `CertifiedCascade` for scikit-learn |
+| `langchain`, `litellm`, `semantic_router` | policies within other tools; imported by name |
 | `logs` | logs of proxies and evaluations as records |
 """
 

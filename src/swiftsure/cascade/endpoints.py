@@ -24,6 +24,7 @@ __all__ = [
     "Endpoint",
     "answer_of_response",
     "check_key",
+    "logprobs_of",
     "usage_cost",
     "version_of",
     "warn_of_prices",
@@ -430,7 +431,7 @@ def answer_of_response(response: Any, cost: Mapping[str, float] | None = None) -
         text = choice["message"].get("content") if "message" in choice else choice["text"]
         if not isinstance(text, str):
             raise TypeError("it holds no text")
-        logprobs, top = _logprobs(choice.get("logprobs"))
+        logprobs, top = logprobs_of(choice.get("logprobs"))
         return Answer(
             text,
             cost=cost or {},
@@ -458,7 +459,7 @@ def version_of(response: Any) -> str | None:
     return " ".join(each for each in said if isinstance(each, str)) or None
 
 
-def _logprobs(given: Any) -> tuple[Any, Any]:
+def logprobs_of(given: Any) -> tuple[Any, Any]:
     """Return the log-probabilities of tokens, and of the alternatives at each token."""
     if not given:
         return None, None

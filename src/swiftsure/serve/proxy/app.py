@@ -19,7 +19,8 @@ from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 
 from swiftsure.cascade import UpstreamError, usage_cost
-from swiftsure.cascade.request_kinds import REQUESTS
+from swiftsure.cascade.request_kinds import calibrated_features
+from swiftsure.cascade.request_parameters import in_common
 from swiftsure.certify.policy import Policy
 from swiftsure.certify.slices import SlicedPolicy
 from swiftsure.monitor import audit_rate, request_ids
@@ -44,10 +45,9 @@ from swiftsure.serve.openai import (
     slice_of,
 )
 from swiftsure.serve.openapi import openapi
-from swiftsure.serve.policies import any_part
 from swiftsure.serve.policy_manager import PolicyManager, PolicyStore
 from swiftsure.serve.proxy.audits import Audits
-from swiftsure.serve.proxy.config import ProxyConfig, parameters_in_common
+from swiftsure.serve.proxy.config import ProxyConfig
 from swiftsure.serve.proxy.health import UpstreamMetrics
 from swiftsure.serve.proxy.passing import PASSED, Passed, asked_model, passed_on
 from swiftsure.serve.proxy.requests import not_covered_reason
@@ -129,7 +129,7 @@ class ProxyService(Service):
         manager.pending = self.queue.pending
         self.bill = live.bill
         self.names = self.upstreams.cascade.names
-        self.parameters = parameters_in_common(self.upstreams.endpoints)
+        self.parameters = in_common([each.parameters for each in self.upstreams.endpoints])
         known = None if manager.policy is None else _calibrated_features(manager.policy)
         self._features: tuple[AnyPolicy | None, frozenset[str] | None] = (manager.policy, known)
         self.under_way = 0
@@ -539,14 +539,14 @@ class ProxyService(Service):
 
 def _calibrated_features(policy: AnyPolicy) -> frozenset[str] | None:
     """Return what the messages of the calibration were like; None if the policy does not say."""
-    found = any_part(policy).settings.get(REQUESTS)
-    if isinstance(found, list | tuple) and all(isinstance(each, str) for each in found):
-        return frozenset(found)
-    log.warning(
-        "The policy does not say what its calibration's messages were like, so requests with other"
-        " roles, images or system prompts cannot be told apart. Collect and calibrate again."
-    )
-    return None
+    found = calibrated_features(policy)
+    if found is None:
+        log.warning(
+            "The policy does not say what its calibration's messages were like, so requests with"
+            " other roles, images or system prompts cannot be told apart. Collect and calibrate"
+            " again."
+        )
+    return found
 
 
 async def _not_here(request: Request, error: Exception) -> Response:

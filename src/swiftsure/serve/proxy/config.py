@@ -26,7 +26,6 @@ from swiftsure.cascade.providers import Provider, ProviderEndpoint
 from swiftsure.scores import LearnedScore
 from swiftsure.serve.engine import AnyPolicy
 from swiftsure.serve.policies import any_part, load_policy
-from swiftsure.serve.proxy.requests import canonical, same_json
 
 __all__ = [
     "AuditConfig",
@@ -468,13 +467,3 @@ def _calibrated_seconds(policy: AnyPolicy | None, n: int) -> list[float]:
         return [UNKNOWN / 3] * n
     known = [isinstance(each, int | float) and math.isfinite(each) for each in found]
     return [float(each) if fine else UNKNOWN / 3 for each, fine in zip(found, known, strict=True)]
-
-
-def parameters_in_common(models: list[Endpoint]) -> Mapping[str, Any]:
-    """Return the parameters with which all models were calibrated, by their canonical names."""
-    first, *others = (canonical(each.parameters) for each in models)
-    return {
-        name: value
-        for name, value in first.items()
-        if all(name in each and same_json(each[name], value) for each in others)
-    }

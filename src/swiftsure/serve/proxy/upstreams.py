@@ -12,14 +12,14 @@ from swiftsure.cascade import Answer, Cascade, CascadeRunner, Endpoint, Upstream
 from swiftsure.cascade.answer_losses import answer_tables
 from swiftsure.cascade.models import Model
 from swiftsure.cascade.providers import ProviderEndpoint
+from swiftsure.cascade.request_parameters import own_spelling
 from swiftsure.cascade.retrying import described
-from swiftsure.cascade.wrapping import Wrapper
+from swiftsure.cascade.wrapping import Wrapper, innermost
 from swiftsure.losses import LOSSES
 from swiftsure.serve.engine import Answer as ServedAnswer
 from swiftsure.serve.engine import AnyPolicy, Comparison
 from swiftsure.serve.openai import ApiError, ApiRequest
 from swiftsure.serve.proxy.health import ModelHealth
-from swiftsure.serve.proxy.requests import own_spelling
 from swiftsure.serve.proxy.versions import Versions
 
 __all__ = ["Found", "Upstreams", "client_error", "endpoint_of"]
@@ -115,11 +115,10 @@ class _Small(Model):
 
 def endpoint_of(model: Model) -> Endpoint:
     """Return the endpoint within a model's wrappers."""
-    while isinstance(model, Wrapper):
-        model = model.model
-    if not isinstance(model, Endpoint):
+    found = innermost(model)
+    if not isinstance(found, Endpoint):
         raise TypeError("`models` of a proxy must be endpoints, with wrappers or without.")
-    return model
+    return found
 
 
 class Upstreams:
