@@ -10,6 +10,7 @@
 | `answer_features` | what a confidence is learned from |
 | `answer_losses` | losses of answers |
 | `collecting`, `answer_log`, `retrying` | asks all models; keeps every answer; retries |
+| `events` | reads streams |
 | `running` | runs a cascade under a policy |
 | `router` | `Router`: sends inputs straight to the last model |
 | `embeddings` | vectors of texts from an API |

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from swiftsure._lib import checks
 from swiftsure._lib.files import shortened
 from swiftsure.cascade.answers import Answer
+from swiftsure.cascade.events import events_of
 from swiftsure.cascade.models import Model
 from swiftsure.cascade.retrying import TEMPORARY, UpstreamError, retry_after
 
@@ -35,9 +36,6 @@ LARGEST = 32 << 20
 
 LARGEST_ERROR = 10_000
 """How much of an error is read, in bytes."""
-
-LARGEST_EVENT = 8 << 20
-"""Longest line of a stream, in bytes."""
 
 SHORTEST_SECRET = 8
 """Shorter values of a key, such as EMPTY for a local server, are not secrets."""
@@ -189,27 +187,9 @@ class Endpoint(Model):
         UpstreamError
             As `post`; also if the stream is cut, or holds something else.
         """
-        rest = b""
         async with self.post(body) as response:
-            async for part in response.content.iter_any():
-                *lines, rest = (rest + part).split(b"\n")
-                if len(rest) > LARGEST_EVENT:
-                    raise UpstreamError("The stream holds a line that is too long.")
-                for line in lines:
-                    text = line.strip()
-                    if not text.startswith(b"data:"):
-                        continue
-                    text = self.redacted(text[5:].strip())
-                    if text == b"[DONE]":
-                        return
-                    try:
-                        found = json.loads(text)
-                    except ValueError:
-                        raise UpstreamError("The stream holds an event that is not JSON.") from None
-                    if not isinstance(found, dict):
-                        raise UpstreamError("The stream holds an event that is not an object.")
-                    yield found
-        raise UpstreamError("The stream was cut short.", temporary=True)
+            async for each in events_of(response.content, self.redacted):
+                yield each
 
     def redacted(self, content: bytes) -> bytes:
         """Return what the server sent, with "[key]" wherever it repeats the key."""

@@ -1,4 +1,4 @@
-"""An upstream's stream of server-sent events, passed on."""
+"""An upstream's stream, passed on."""
 
 import asyncio
 import json
