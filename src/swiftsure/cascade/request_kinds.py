@@ -10,7 +10,7 @@ from typing import Any
 
 from swiftsure.cascade.answer_log import input_digest
 from swiftsure.certify.policy import Policy
-from swiftsure.certify.slices import SlicedPolicy
+from swiftsure.certify.slices import SlicedPolicy, any_part
 
 __all__ = [
     "REQUESTS",
@@ -91,9 +91,7 @@ def features_of_inputs(inputs: Any) -> list[str] | None:
 
 def calibrated_features(policy: Policy | SlicedPolicy | None) -> frozenset[str] | None:
     """Return what the messages of a policy's calibration were like; None if it does not say."""
-    if isinstance(policy, SlicedPolicy):
-        policy = next(iter(policy.policies.values()))
-    found = None if policy is None else policy.settings.get(REQUESTS)
+    found = None if policy is None else any_part(policy).settings.get(REQUESTS)
     if isinstance(found, list | tuple) and all(isinstance(each, str) for each in found):
         return frozenset(found)
     return None

@@ -23,9 +23,9 @@ from swiftsure.cascade import (
 )
 from swiftsure.cascade.endpoints import check_key
 from swiftsure.cascade.providers import Provider, ProviderEndpoint
+from swiftsure.certify.slices import any_part, load_policy
 from swiftsure.scores import LearnedScore
 from swiftsure.serve.engine import AnyPolicy
-from swiftsure.serve.policies import any_part, load_policy
 
 __all__ = [
     "AuditConfig",
