@@ -22,7 +22,7 @@ from swiftsure.cascade import UpstreamError, usage_cost
 from swiftsure.cascade.request_kinds import calibrated_features
 from swiftsure.cascade.request_parameters import in_common
 from swiftsure.certify.policy import Policy
-from swiftsure.certify.slices import SlicedPolicy, any_part
+from swiftsure.certify.slices import SlicedPolicy
 from swiftsure.monitor import audit_rate, request_ids
 from swiftsure.serve.alarms import alarm_hook
 from swiftsure.serve.audit_log import AuditLog, audit_monitor, policy_version
