@@ -61,8 +61,9 @@ def semantic_router_config(
         )
     last = len(models) - 1
     used = [k for k in range(last) if runner.can_exit(k)]
-    levels = {float(policy.thresholds[k]) for k in used} if policy.thresholds is not None else set()
-    if len(levels) > 1 or policy.strict:
+    given = policy.thresholds
+    apart = set() if given is None else {float(given[k]) for k in used}
+    if len(apart) > 1 or policy.strict:
         raise ValueError("`policy` must have one threshold that is not strict.")
     decision: dict[str, Any] = {
         "name": name,
@@ -77,7 +78,7 @@ def semantic_router_config(
             "type": "confidence",
             "confidence": {
                 "confidence_method": "avg_logprob",
-                "threshold": router_threshold(levels.pop()),
+                "threshold": router_threshold(apart.pop()),
                 "escalation_order": "declared",
                 "on_error": "fail",
             },
@@ -122,7 +123,7 @@ def router_threshold(threshold: float) -> float:
     >>> round(router_threshold(0.9), 4)
     0.9649
     """
-    mapped = 1.0 - math.log(threshold) / LOWEST if threshold > 0 else 0.0
+    mapped = 1.0 - math.log(threshold) / LOWEST if threshold else 0.0
     if not 0.0 < mapped <= 1.0:  # the router takes 0 for "not set", and then accepts all answers
         raise ValueError(
             f"`policy` has the threshold {threshold:g}, but the semantic router can only compare"
