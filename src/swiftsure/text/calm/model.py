@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from swiftsure._lib import checks
 from swiftsure.certify.policy import Policy
 from swiftsure.run import threshold_levels
 from swiftsure.run.graphs.recorder import CaptureLimits
@@ -77,10 +78,6 @@ class CalmModel:
         With `capture`: compile the decoder's blocks, with merged weights and without repeated keys
         (`swiftsure.text.Family.merged`). The first call of each size takes seconds to minutes. The
         model's linear layers become views of the merged weights, in place; no value changes.
-    full_if_faster : bool
-        With `capture`: try early exits and the full decoder on the first four batches of each size,
-        and keep to what took less time per token. Early exits may be slower where rows exit at
-        different depths. What a policy promises holds for both.
 
     Attributes
     ----------
@@ -106,12 +103,9 @@ class CalmModel:
         heads: ExitHeads | None = None,
         capture: bool | CaptureLimits = False,
         compile: bool = False,  # noqa: A002 (what torch calls it)
-        full_if_faster: bool = False,
     ) -> None:
         if compile and not capture:
             raise ValueError("`compile` needs `capture`: pass capture=True.")
-        if full_if_faster and not capture:
-            raise ValueError("`full_if_faster` needs `capture`: pass capture=True.")
         self.decoder = with_heads(decoder_of(model), heads)
         if compile:
             self.decoder.fast = FastBlocks(self.decoder)
@@ -131,9 +125,7 @@ class CalmModel:
         self._captured: CapturedDecoding | None = None
         if capture:
             limits = capture if isinstance(capture, CaptureLimits) else CaptureLimits()
-            self._captured = CapturedDecoding(
-                self.decoder, self.rule, self._confidence, limits, full_if_faster=full_if_faster
-            )
+            self._captured = CapturedDecoding(self.decoder, self.rule, self._confidence, limits)
 
     def generate(
         self,
@@ -170,6 +162,45 @@ class CalmModel:
             found = self.model.generate(**options, do_sample=False)
         sequences = found if isinstance(found, Tensor) else found.sequences
         return CalmOutput(sequences, run.depths)
+
+    def measure(
+        self,
+        input_ids: Tensor | None = None,
+        *,
+        repeats: int = 3,
+        seed: int = 0,
+        sequence_ids: Sequence[int] | None = None,
+        **options: Any,
+    ) -> dict[str, float]:
+        """Time a generation with early exits and with the full decoder, and keep the faster one.
+
+        From then on, `generate` runs the faster one on batches of this size: on a GPU, early exits
+        may be slower where rows exit at different depths. What a policy promises holds for both.
+
+        Parameters
+        ----------
+        input_ids, seed, sequence_ids, **options
+            As for `generate`; inputs as they will come.
+        repeats : int
+            The best of this many runs counts, after one that captures and compiles.
+
+        Returns
+        -------
+        seconds : {"early exits": float, "full decoder": float}
+            Per token that is written.
+
+        Raises
+        ------
+        ValueError
+            Without `capture`: the full decoder is then the model's own `generate`.
+        """
+        if self._captured is None:
+            raise ValueError("`measure` needs CalmModel(..., capture=True).")
+        checks.count("repeats", repeats)
+        options = self.asked(input_ids, options, seed, sequence_ids)
+        with exclusive(self.model):
+            early, full = self._captured.measure(options, self.levels(None), repeats)
+        return {"early exits": early, "full decoder": full}
 
     def rows(self, n: int, positions: int, source: int) -> CalmRows:
         """Return rows whose generations join and leave at any time; see `ContinuousBatch`."""
