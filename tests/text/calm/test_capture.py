@@ -7,7 +7,7 @@ from transformers import DynamicCache
 
 from swiftsure.text import CalmModel, CalmRule, ExitHeads
 from swiftsure.text.calm import capture
-from swiftsure.text.calm.loops import Queues
+from swiftsure.text.calm.loops import RegroupingLoop
 from swiftsure.torch import CaptureLimits
 from tests.text.builders import KINDS, MODELS, batch, kind, llama, t5
 from tests.text.calm.slow import OPTIONS, RULES, TOKENS, fast_model
@@ -153,9 +153,9 @@ def test_rows_that_exited_go_on_while_others_are_deep(monkeypatch):
     """A group of rows may be at other tokens than the rest of its batch."""
     monkeypatch.setitem(capture.LARGEST_GROUP, "cpu", 3)
     seen = []
-    run = Queues._run
+    run = RegroupingLoop._run
     monkeypatch.setattr(
-        Queues, "_run", lambda self, k: (seen.append(np.ptp(self.steps)), run(self, k))[1]
+        RegroupingLoop, "_run", lambda self, k: (seen.append(np.ptp(self.steps)), run(self, k))[1]
     )
     plain, captured = both(fast_model(t5(), RULES["softmax"]), "cpu")
     check_same(plain, captured, batch(8, plain.model), max_new_tokens=TOKENS, eos_token_id=None)

@@ -23,13 +23,13 @@ from transformers import (
 
 from swiftsure.run.graphs.recorder import CaptureBudget, CaptureLimits, Recorder
 from swiftsure.text.calm.confidences import Confidence
-from swiftsure.text.calm.loops import Found, Loop, Queues, Request
-from swiftsure.text.calm.on_device import OnDevice
+from swiftsure.text.calm.device_loop import DeviceLoop
+from swiftsure.text.calm.loops import Found, Loop, RegroupingLoop, Request
 from swiftsure.text.calm.results import Trace
 from swiftsure.text.calm.rules import CalmRule, check_thresholds
 from swiftsure.text.calm.session import WINDOW, Session
 from swiftsure.text.decoder import Decoder
-from swiftsure.text.sessions import Sessions
+from swiftsure.text.session_cache import SessionCache
 from swiftsure.text.static_decoder import StaticShape
 
 __all__ = ["CapturedDecoding", "Plan", "Prepared"]
@@ -109,7 +109,7 @@ class CapturedDecoding:
         self.decoder, self.rule, self.confidence = decoder, rule, confidence
         self.budget = CaptureBudget(limits)
         parts = decoder.model, decoder.exit_heads, getattr(confidence, "classifier", None)
-        self._loops: Sessions[Loop] = Sessions(parts)
+        self._loops: SessionCache[Loop] = SessionCache(parts)
         self._recorder: Recorder | None = None
         """Of all sessions, which never run at the same time; making one takes a millisecond."""
         self._plans = _Plans(decoder.model)
@@ -267,9 +267,9 @@ class CapturedDecoding:
         with recorder.buffers():
             session = Session(self.decoder, self.rule, self.confidence, shape, n_ends, recorder)
             if recorder.branches and session.shortlist is None and not by_host:
-                loop: Loop = OnDevice(session)
+                loop: Loop = DeviceLoop(session)
             else:
-                loop = Queues(session, LARGEST_GROUP.get(recorder.device.type, shape.n))
+                loop = RegroupingLoop(session, LARGEST_GROUP.get(recorder.device.type, shape.n))
         loop.set_ends(plan.ends, plan.pad)
         return loop
 

@@ -17,7 +17,7 @@ from swiftsure.run.graphs.recorder import CaptureLimits
 from swiftsure.text.calm.capture import CapturedDecoding
 from swiftsure.text.calm.confidences import confidence_of
 from swiftsure.text.calm.continuous import CalmRows
-from swiftsure.text.calm.engine import Engine
+from swiftsure.text.calm.early_exit_decoder import EarlyExitDecoder
 from swiftsure.text.calm.meta import MetaClassifier
 from swiftsure.text.calm.results import CalmOutput, Depths
 from swiftsure.text.calm.rules import CalmRule
@@ -41,7 +41,7 @@ __all__ = ["CalmModel", "EarlyExits", "calm_fingerprint", "early_exits", "with_h
 class EarlyExits:
     """What `early_exits` yields: the exit depths of the last generation."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: EarlyExitDecoder) -> None:
         self._engine = engine
 
     @property
@@ -158,7 +158,7 @@ class CalmModel:
             return CalmOutput(sequences, trace.summary(self.decoder, self._confidence))
         config = options.get("generation_config") or self.model.generation_config
         ends = end_tokens(self.model, options.get("eos_token_id", config.eos_token_id))
-        with _patched(self.engine(thresholds, ends)) as run:
+        with _patched(self.exiting(thresholds, ends)) as run:
             found = self.model.generate(**options, do_sample=False)
         sequences = found if isinstance(found, Tensor) else found.sequences
         return CalmOutput(sequences, run.depths)
@@ -227,10 +227,12 @@ class CalmModel:
             refuse_training(self.model)
         return options
 
-    def engine(self, thresholds: Sequence[float | None] | None, ends: Iterable[int]) -> Engine:
-        """Return the engine that runs the decoder's blocks for one generation."""
+    def exiting(
+        self, thresholds: Sequence[float | None] | None, ends: Iterable[int]
+    ) -> EarlyExitDecoder:
+        """Return what runs the decoder's blocks for one generation."""
         levels = self.levels(thresholds)
-        return Engine(self.decoder, self.rule, self._confidence, levels, ends)
+        return EarlyExitDecoder(self.decoder, self.rule, self._confidence, levels, ends)
 
     def levels(self, thresholds: Sequence[float | None] | None) -> NDArray[np.float32]:
         """Return thresholds, the rule's by default."""
@@ -300,7 +302,7 @@ def early_exits(
     (3, np.True_)
     """
     fast = CalmModel(model, policy, score=score, classifier=classifier, heads=heads)
-    with _patched(fast.engine(thresholds, end_tokens(model, eos_token_id))) as run:
+    with _patched(fast.exiting(thresholds, end_tokens(model, eos_token_id))) as run:
         yield run
 
 
@@ -339,7 +341,7 @@ def _resolve_exit_rule(given: Policy | CalmRule | float | None, score: str | Non
 
 
 @contextmanager
-def _patched(engine: Engine) -> Iterator[EarlyExits]:
+def _patched(engine: EarlyExitDecoder) -> Iterator[EarlyExits]:
     """Route the decoder, its blocks and the head through the engine within this context."""
     decoder = engine.decoder
     with exclusive(decoder.model), ExitStack() as undo:
