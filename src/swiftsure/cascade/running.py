@@ -276,9 +276,14 @@ class CascadeRunner:
             The slice of each input, under a policy of slices; unknown ones ask the last model.
         """
 
-        async def run() -> CascadeOutput:
+        return self.finish(self.answers(inputs, slices))
+
+    def finish(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine that asks these models to its end, and close their connections."""
+
+        async def run() -> T:
             try:
-                return await self.answers(inputs, slices)
+                return await work
             finally:
                 await self.close()
 
