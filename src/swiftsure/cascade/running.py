@@ -275,7 +275,6 @@ class CascadeRunner:
         slices : sequence of str or None
             The slice of each input, under a policy of slices; unknown ones ask the last model.
         """
-
         return self.finish(self.answers(inputs, slices))
 
     def finish(self, work: Coroutine[Any, Any, T]) -> T:
