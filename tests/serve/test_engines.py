@@ -68,9 +68,10 @@ def test_an_encoder_is_served_from_its_folder_with_its_tokenizer(tmp_path):
     from tests.torch.test_pretrained import fast_bert
 
     words = tokenizer(model_input_names=["input_ids", "attention_mask"])
-    fast_bert().save_pretrained(tmp_path / "model", words)
+    fast = fast_bert()
+    fast.save_pretrained(tmp_path / "model", words)
     engine = load_engine(tmp_path / "model")
-    own = made("Hugging Face encoder")
+    own = engine_of(EarlyExit(fast.model, fast.policy, on_invalid="mark"), None, words)
     for text in ("w04 w05 w06", "w20"):
         (one,), (two,) = (
             each.answer([each.inputs.sample(text)], full=False) for each in (engine, own)

@@ -130,9 +130,10 @@ def serve(
         swiftsure serve cascade.toml
     """
     from swiftsure.serve.alarms import alarm_hook
-    from swiftsure.serve.app import Limits, create_app
+    from swiftsure.serve.app import create_app
     from swiftsure.serve.engine import EngineOptions
     from swiftsure.serve.lifecycle import listen, log_to_stderr, run
+    from swiftsure.serve.limits import Limits
     from swiftsure.serve.loading import load_engines
     from swiftsure.serve.policies import load_policy
     from swiftsure.serve.policy_manager import PolicyManager, PolicyStore
