@@ -25,10 +25,11 @@ def started(state=None, **given):
     return request_of(**given).start(state=state, **horizon)
 
 
-def draw(n, seed, **arguments):
+def draw(n, seed, groups=None, **arguments):
     sample = POPULATION.sample(n, seed)
     costs = {"flops": np.random.default_rng(seed).uniform(1, 2, (n, 4)).cumsum(axis=1)}
-    return ss.ExitRecord.from_logits(sample.logits, sample.labels, costs=costs, **arguments)
+    record = ss.ExitRecord.from_logits(sample.logits, sample.labels, costs=costs, **arguments)
+    return record if groups is None else record.grouped(groups)
 
 
 def grown(records, **changes):
@@ -159,8 +160,8 @@ def test_several_risks_and_other_systems():
 
 
 def test_groups_are_units_and_must_be_whole():
-    first = draw(300, 0, groups=np.repeat(np.arange(100), 3))
-    second = draw(300, 1, groups=np.repeat(np.arange(100), 3) + 100)
+    first = draw(300, 0).grouped(np.repeat(np.arange(100), 3))
+    second = draw(300, 1).grouped(np.repeat(np.arange(100), 3) + 100)
     calibration = grown([first, second], epsilon=0.1)
     certificate = calibration.policy().certificate
     assert (certificate.samples.n, certificate.samples.n_samples, certificate.samples.unit) == (
@@ -169,7 +170,7 @@ def test_groups_are_units_and_must_be_whole():
         "groups",
     )
     with refused("record"):
-        calibration.update(draw(3, 2, groups=[7, 7, 7]))
+        calibration.update(draw(3, 2).grouped([7, 7, 7]))
 
 
 def test_samples_must_be_new_and_of_the_same_model():
@@ -281,7 +282,7 @@ def test_an_update_that_is_refused_leaves_the_state_alone(tmp_path):
     calibration = grown([draw(20, 0)], state=state)
     content = state.read_bytes()
     with refused("record"):
-        calibration.update(draw(20, 1, groups=np.arange(20) // 2))
+        calibration.update(draw(20, 1).grouped(np.arange(20) // 2))
     plain = draw(20, 1)
     with pytest.raises(ValueError, match="size"):
         calibration.update(replace(plain, costs={"flops": np.ones(4)}))

@@ -136,10 +136,8 @@ def test_options_reach_the_library(run, record, options, fields):
     policy = ss.Calibration(GAP, **fields).run(record)
     assert Policy.model_validate(shown, strict=False) == policy
     assert done.status == (1 if policy.runs_full_model else 0)
-    run("calibrate", "record.parquet", *ZERO_ONE, *options, "--save-request", "request.toml")
-    again = json.loads(
-        run("calibrate", "record.parquet", "--request", "request.toml", "--json").out
-    )
+    run("calibrate", "record.parquet", *ZERO_ONE, *options, "-o", "policy.json")
+    again = json.loads(run("calibrate", "record.parquet", "--request", "policy.json", "--json").out)
     del again["sentence"]
     assert again == shown | {"metadata": again["metadata"]}
 
@@ -500,6 +498,13 @@ def test_a_path_learned_on_a_pilot(run):
     assert json.loads(done.out)["certificate"]["path"].startswith("learned on a pilot: ")
     same = run("calibrate", "record.parquet", *ZERO_ONE, "--path", "./record.parquet")
     assert (same.status, "not the same file" in same.err) == (2, True)
+
+
+def test_a_score_learned_on_a_pilot(run):
+    done = run("calibrate", "record.parquet", *ZERO_ONE, "--rule", "pilot.parquet", "--json")
+    assert json.loads(done.out)["score"].startswith("learned-")
+    same = run("calibrate", "record.parquet", *ZERO_ONE, "--rule", "record.parquet")
+    assert (same.status, "pilot that the score was learned on" in same.err) == (2, True)
 
 
 DIALS = ("dials.parquet", "--risk", "consistency", "--epsilon", 0.05)

@@ -27,3 +27,34 @@ def questions(n, rng, seeds=1, spent=5):
             final = "right" if rng.random() < 0.95 else "wrong"
             traces.append(Trace(f"q{question}", tuple(probes), end, Answer(final), "right", seed))
     return TraceRecord(traces)
+
+
+def tiny_reasoner():
+    """Return an untrained decoder of transformers, and its tokenizer of digits and marks."""
+    import torch
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    words = ["<pad>", "<eos>", "<think>", "</think>", *map(str, range(10)), "so", "then"]
+    table = Tokenizer(WordLevel({word: k for k, word in enumerate(words)}, unk_token="<pad>"))
+    table.pre_tokenizer = WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=table, eos_token="<eos>", pad_token="<pad>"
+    )
+    tokenizer.chat_template = "{{ messages[-1]['content'] }} <think>"
+    config = LlamaConfig(
+        vocab_size=len(words),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        bos_token_id=1,
+        eos_token_id=1,
+        pad_token_id=0,
+        initializer_range=0.6,
+    )
+    torch.manual_seed(3)
+    return LlamaForCausalLM(config).eval(), tokenizer

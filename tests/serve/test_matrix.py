@@ -1,6 +1,6 @@
 """Every system goes with everything that can be done with one, up to reasons of nature.
 
-A cell is "yes" or the number of a reason. The table in docs/guides/serving.md is made here:
+A cell is "yes" or the number of a reason. The table in docs/reference/systems.md is made here:
 `python -m tests.serve.test_matrix` writes it. Each test compares one cell with what happens.
 """
 
@@ -42,7 +42,7 @@ for package in ("diffusers", "onnxruntime", "onnxscript", "openai", "transformer
     if find_spec(package) is None:
         pytest.skip(f"some systems need {package}", allow_module_level=True)
 
-DOCS = Path(__file__).parents[2] / "docs" / "guides" / "serving.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "systems.md"
 BEGIN, END = "<!-- matrix: begin -->", "<!-- matrix: end -->"
 GPU = torch.cuda.is_available()
 PROXY = "LLM proxy"

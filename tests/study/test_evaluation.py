@@ -344,7 +344,7 @@ def test_a_curve_without_costs_has_no_gain():
 def test_groups_are_the_units():
     """Splitting and drawing groups is splitting and drawing their means."""
     labels = np.random.default_rng(0).integers(0, 150, 600)
-    record = make_record(groups=labels)
+    record = make_record().grouped(labels)
     arguments = {
         "controls": ["crc", "ucb"],
         "epsilons": EPSILONS,
@@ -598,7 +598,7 @@ def test_a_mapping_may_name_controls(record):
 
 
 def test_breakpoints_of_groups_are_refused_in_plain_words():
-    record = make_record(groups=np.arange(600) // 2)
+    record = make_record().grouped(np.arange(600) // 2)
     with pytest.raises(ValueError, match="group"):
         ss.evaluate(record, loss="zero_one", path="breakpoints", splits=1)
 

@@ -272,7 +272,8 @@ def test_strict_breakpoints_are_refused(record):
     with pytest.raises(ValueError, match="`path` must not be the breakpoints"):
         lowest_epsilon(curve, budget)
     assert lowest_epsilon(record.curve(path="breakpoints"), budget).epsilon < 1
-    grouped = make_record(800, groups=np.arange(800) // 4).curve(path="breakpoints", rule=STRICT)
+    grouped = make_record(800).grouped(np.arange(800) // 4)
+    grouped = grouped.curve(path="breakpoints", rule=STRICT)
     with pytest.raises(ValueError, match="`path` must not be the breakpoints"):
         lowest_epsilon(grouped, budget)
 
@@ -465,7 +466,7 @@ def test_of_several_affordable_settings_the_safest_is_taken():
 
 
 def test_groups_are_the_units_of_a_budget():
-    record = make_record(800, groups=np.arange(800) // 4)
+    record = make_record(800).grouped(np.arange(800) // 4)
     plan = lowest_epsilon(record, saving=0.4, path=GRID)
     assert (plan.n_choice, plan.n_bound) == (50, 150)
     assert plan.policy.certificate.samples.unit == "groups"

@@ -147,10 +147,10 @@ class CascadeRunner:
 
     Call it with inputs, or await `answer` and `answers` in an event loop. A model that fails, or
     gives no confidence, hands its input over to the last model, which loses nothing against itself.
-    So a promise about losses that are never negative, such as the inconsistency, is kept; one about
-    a gap is kept if failures do not depend on the input, since a small model that fails only where
-    it is better than the last one no longer makes up for its errors. An error of the last model is
-    raised.
+    So a promise about losses that are never negative, such as the inconsistency, is kept. A promise
+    about a gap is kept if failures do not depend on the input: if the small model fails exactly
+    where it beats the last one, its wins are gone and its errors remain. An error of the last model
+    is raised.
 
     Parameters
     ----------
@@ -233,6 +233,13 @@ class CascadeRunner:
         routed = await self.route(value, slice_name)
         if routed.answer is not None:
             return Decision(routed.answer, routed.exit, routed.confidences, dict(routed.cost))
+        return await self._from_last(value, routed)
+
+    async def ask_last(self, value: Any) -> Decision:
+        """Return the last model's answer to an input that the policy does not cover."""
+        return await self._from_last(value, Routing(None, len(self.models) - 1))
+
+    async def _from_last(self, value: Any, routed: Routing) -> Decision:
         found = await self.backoff.call(partial(self.models[-1].answer, value))
         cost = Counter(routed.cost)
         cost.update(found.cost)

@@ -9,9 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from swiftsure._lib import checks
 from swiftsure.curves.branches import Branches
-from swiftsure.curves.costs import default_cost
 from swiftsure.curves.pareto import pareto_order, upper_estimates
-from swiftsure.curves.path_learning import Pilot, learned_thresholds
 from swiftsure.curves.pilots import PilotPath, PilotSamples
 from swiftsure.exits import NEVER, threshold_array
 
@@ -221,62 +219,6 @@ class Path:
         return cls(values, "family of per-exit thresholds")
 
     @classmethod
-    def learned(
-        cls,
-        pilot: Any,
-        loss: str | None = None,
-        *,
-        score: str | None = None,
-        cost: str | None = None,
-        epsilons: tuple[float, ...] = (0.01, 0.02, 0.05),
-    ) -> "Path":
-        """Return thresholds for each exit, learned on samples that are not used to calibrate.
-
-        Compared are one shared threshold, temperatures and a threshold for each exit; the one that
-        saves most on held-out samples of the pilot is used. It pays where exits are overconfident
-        to different degrees; elsewhere the result is the default path.
-
-        **Guarantee**: calibrating along this path is valid only if no sample of the pilot is among
-        the calibration samples, even where the pilot has no labels. Certificates state this.
-
-        Parameters
-        ----------
-        pilot : ExitRecord
-            Labels may be missing: the loss is then the inconsistency with the full model.
-        loss, score, cost : str, optional
-            Which to use, if the pilot has several; by default zero_one, top1, and the cost that
-            `policy.evaluate` reports.
-        epsilons : tuple of float
-            Levels at which savings are compared.
-
-        Examples
-        --------
-        >>> import swiftsure as ss
-        >>> pilot = ss.ExitRecord.from_logits(ss.simulate.Population().sample(300, seed=0).logits)
-        >>> ss.Path.learned(pilot).kind.startswith("learned on a pilot: ")
-        True
-        """
-        for table in ("confidences", "inconsistencies"):
-            if not isinstance(getattr(pilot, table, None), Mapping) or not getattr(pilot, table):
-                raise TypeError("`pilot` must be an ExitRecord with `inconsistencies`.")
-        known = pilot.inconsistencies
-        loss = checks.choice("loss", loss or ("zero_one" if "zero_one" in known else ""), known)
-        scores = pilot.confidences
-        score = score or ("top1" if "top1" in scores else next(iter(scores)))
-        confidences = np.asarray(scores[checks.choice("score", score, scores)], np.float64)
-        values = np.asarray(known[loss], np.float64)
-        against = pilot.losses.get(loss)
-        if against is not None and not np.isnan(against).any():
-            values = np.asarray(against - against[:, -1:], np.float64)
-        name = default_cost(pilot.costs, getattr(pilot, "full_costs", {}), cost)
-        costs = np.asarray(pilot.costs[str(name)], np.float64)
-        costs = costs.mean(axis=0) if costs.ndim == 2 else costs
-        shared = cls.logit_grid().thresholds.astype(np.float64)
-        rows, way = learned_thresholds(Pilot(confidences, values, costs), shared, epsilons)
-        samples = PilotSamples.of(pilot)
-        return cls(rows.astype(np.float32), LEARNED + way, pilot=samples)
-
-    @classmethod
     def pareto(
         cls,
         pilot: Any,
@@ -435,7 +377,7 @@ class Path:
         ends = np.cumsum([len(branch) for branch in checked.settings]) + 1
         starts = [1, *ends[:-1].tolist()]
         positions = tuple(tuple(range(a, b)) for a, b in zip(starts, ends.tolist(), strict=True))
-        how = "δ flows from one to the next" if flow else "each has its part of δ"
+        how = "each passes its part of δ on" if flow else "each has its part of δ"
         kind = f"{len(checked)} branches of settings; {how}"
         chosen = None if cost is None else checks.choice("cost", cost, record.costs)
         return replace(path, kind=kind, branches=Branches(positions, flow), cost=chosen)
@@ -502,13 +444,13 @@ def led_to(rows: NDArray[np.float32], candidates: NDArray[np.float32]) -> NDArra
     A pilot shows no loss at many settings, and the front begins with the cheapest of them. Where
     its risk is above the level after all, the walk would end before it began.
     """
-    router, *levels = rows[1]
+    router, *first_values = rows[1]
     steps = np.full((LEAD, len(rows[1])), router, np.float32)
-    for k, level in enumerate(levels, 1):
+    for k, first_value in enumerate(first_values, 1):
         values = np.unique(candidates[:, k])
-        higher = values[(values > level) & np.isfinite(values)]
+        higher = values[(values > first_value) & np.isfinite(values)]
         places = np.linspace(len(higher) - 1, 0, LEAD).round().astype(int)
-        steps[:, k] = higher[places] if len(higher) else level
+        steps[:, k] = higher[places] if len(higher) else first_value
     _, first = np.unique(steps, axis=0, return_index=True)
     return np.vstack([rows[:1], steps[np.sort(first)], rows[1:]])
 

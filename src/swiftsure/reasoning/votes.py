@@ -202,6 +202,6 @@ class VoteRecord:
             labels=list(self.labels or ()),
             ids=unique,
             groups=ids,
-            settings={**self.settings, "system": VOTING},
+            settings={**self.settings, "system": VOTING, "places": most - 1},
             fingerprint=self.fingerprint,
         ).record(losses)

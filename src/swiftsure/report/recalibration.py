@@ -279,7 +279,7 @@ def recalibrate(record: Any, policy: Policy) -> Recalibration:
     certificate = policy.certificate
     if isinstance(request.missing, Ask):
         # A report asks nobody: the labels that were asked for are those that the record has.
-        request = replace(request, missing="stop")
+        request = replace(request, missing=Ask(lambda _: [], budget=0))
     best = certificate.selection
     if best is not None and best.n_pilot is not None:
         record = record.split(best.n_pilot, record.order)[1]

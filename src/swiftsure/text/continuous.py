@@ -113,7 +113,11 @@ class ContinuousBatch:
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> from swiftsure.text import CalmModel
     >>> config = LlamaConfig(
-    ...     vocab_size=32, hidden_size=8, intermediate_size=8, num_attention_heads=2
+    ...     vocab_size=32,
+    ...     hidden_size=8,
+    ...     intermediate_size=8,
+    ...     num_attention_heads=2,
+    ...     eos_token_id=None,
     ... )
     >>> fast = CalmModel(LlamaForCausalLM(config).eval(), 0.9)
     >>> batch = ContinuousBatch(fast, rows=2, positions=32)

@@ -4,15 +4,13 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-from prometheus_client.core import CounterMetricFamily
-from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -21,7 +19,8 @@ from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 
 from swiftsure.cascade import UpstreamError, usage_cost
-from swiftsure.cascade.request_kinds import REQUESTS
+from swiftsure.cascade.request_kinds import calibrated_features
+from swiftsure.cascade.request_parameters import in_common
 from swiftsure.certify.policy import Policy
 from swiftsure.certify.slices import SlicedPolicy
 from swiftsure.monitor import audit_rate, request_ids
@@ -46,19 +45,13 @@ from swiftsure.serve.openai import (
     slice_of,
 )
 from swiftsure.serve.openapi import openapi
-from swiftsure.serve.policies import any_part
 from swiftsure.serve.policy_manager import PolicyManager, PolicyStore
 from swiftsure.serve.proxy.audits import Audits
-from swiftsure.serve.proxy.config import ProxyConfig, parameters_in_common
-from swiftsure.serve.proxy.health import ModelHealth
+from swiftsure.serve.proxy.config import ProxyConfig
+from swiftsure.serve.proxy.health import UpstreamMetrics
 from swiftsure.serve.proxy.passing import PASSED, Passed, asked_model, passed_on
 from swiftsure.serve.proxy.requests import not_covered_reason
-from swiftsure.serve.proxy.streams import (
-    PassedOn,
-    as_json,
-    events_of,
-    without_logprobs,
-)
+from swiftsure.serve.proxy.streams import PassedOn, as_json, without_logprobs
 from swiftsure.serve.proxy.upstreams import Found, Upstreams, added, client_error
 from swiftsure.serve.service import Answering, Service
 
@@ -136,7 +129,7 @@ class ProxyService(Service):
         manager.pending = self.queue.pending
         self.bill = live.bill
         self.names = self.upstreams.cascade.names
-        self.parameters = parameters_in_common(self.upstreams.endpoints)
+        self.parameters = in_common([each.parameters for each in self.upstreams.endpoints])
         known = None if manager.policy is None else _calibrated_features(manager.policy)
         self._features: tuple[AnyPolicy | None, frozenset[str] | None] = (manager.policy, known)
         self.under_way = 0
@@ -460,24 +453,14 @@ class ProxyService(Service):
     async def _passed_on(self, name: str, asked: ApiRequest, found: Found) -> Response:
         """Return the last model's stream; an error before its first event is raised."""
         large = self.upstreams.large_for(asked)
-        opened = large.post(self.upstreams.stream_body(asked))
+        events = large.events(self.upstreams.stream_body(asked))
         health = self.upstreams.health[self.upstreams.last]
         try:
-            answer = await opened.__aenter__()
+            first = await anext(events, None)
+            if first is None:
+                raise UpstreamError(f"{large.name} sent an empty stream.")
         except Exception as error:
             health.failed(error)
-            raise
-        events = events_of(answer.content, large.redacted)
-        try:
-            first = await anext(events)
-        except (UpstreamError, StopAsyncIteration) as error:
-            await opened.__aexit__(None, None, None)
-            if isinstance(error, StopAsyncIteration):
-                error = UpstreamError(f"{large.name} sent an empty stream.")
-            health.failed(error)
-            raise error from None
-        except BaseException:
-            await opened.__aexit__(None, None, None)
             raise
         health.answered()
 
@@ -503,9 +486,8 @@ class ProxyService(Service):
 
         async def close() -> None:
             self.bill.answer(added(found.cost, own), own)
-            await events.aclose()  # type: ignore[attr-defined]
             with suppress(Exception):
-                await opened.__aexit__(None, None, None)
+                await events.aclose()  # type: ignore[attr-defined]
 
         headers = self._headers(name, found, found.cost)
         return PassedOn(relayed(), close, headers, self.config.limits.timeout)
@@ -555,32 +537,16 @@ class ProxyService(Service):
         return {each: {"id": each, **more} for each in names}
 
 
-class UpstreamMetrics(Collector):
-    """Reads the failures of the models when asked."""
-
-    def __init__(self, health: Sequence[ModelHealth]) -> None:
-        self._health = health
-
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        """Yield the family."""
-        failures = CounterMetricFamily(
-            "swiftsure_upstream_failures", "Failed requests to a model.", labels=["model"]
-        )
-        for each in self._health:
-            failures.add_metric([each.name], each.failures)
-        yield failures
-
-
 def _calibrated_features(policy: AnyPolicy) -> frozenset[str] | None:
     """Return what the messages of the calibration were like; None if the policy does not say."""
-    found = any_part(policy).settings.get(REQUESTS)
-    if isinstance(found, list | tuple) and all(isinstance(each, str) for each in found):
-        return frozenset(found)
-    log.warning(
-        "The policy does not say what its calibration's messages were like, so requests with other"
-        " roles, images or system prompts cannot be told apart. Collect and calibrate again."
-    )
-    return None
+    found = calibrated_features(policy)
+    if found is None:
+        log.warning(
+            "The policy does not say what its calibration's messages were like, so requests with"
+            " other roles, images or system prompts cannot be told apart. Collect and calibrate"
+            " again."
+        )
+    return found
 
 
 async def _not_here(request: Request, error: Exception) -> Response:

@@ -1,4 +1,4 @@
-"""An upstream's stream of server-sent events, passed on."""
+"""An upstream's stream, passed on."""
 
 import asyncio
 import json
@@ -8,14 +8,10 @@ from typing import Any
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from swiftsure.cascade import UpstreamError
 from swiftsure.serve.disconnect import GoneError
 from swiftsure.serve.openai import encoded
 
-__all__ = ["PassedOn", "as_json", "events_of", "without_logprobs"]
-
-LONGEST = 8 << 20
-"""Longest line of an upstream's stream, in bytes."""
+__all__ = ["PassedOn", "as_json", "without_logprobs"]
 
 
 def as_json(content: bytes, parsed: Any) -> bytes:
@@ -78,42 +74,3 @@ class PassedOn(StreamingResponse):
         finally:
             await self.body_iterator.aclose()  # type: ignore[attr-defined]
             await self.close()
-
-
-async def events_of(
-    content: Any, redacted: Callable[[bytes], bytes] = lambda line: line
-) -> AsyncIterator[Any]:
-    """Yield the JSON of each event of an upstream's stream, up to [DONE].
-
-    Parameters
-    ----------
-    content : stream
-        Of an HTTP response.
-    redacted : callable
-        Removes the key from a line.
-
-    Raises
-    ------
-    UpstreamError
-        If the stream is cut, or holds something else.
-    """
-    rest = b""
-    async for part in content.iter_any():
-        *lines, rest = (rest + part).split(b"\n")
-        if len(rest) > LONGEST:
-            raise UpstreamError("The stream holds a line that is too long.")
-        for line in lines:
-            text = line.strip()
-            if not text.startswith(b"data:"):
-                continue
-            text = redacted(text[5:].strip())
-            if text == b"[DONE]":
-                return
-            try:
-                found = json.loads(text)
-            except ValueError:
-                raise UpstreamError("The stream holds an event that is not JSON.") from None
-            if not isinstance(found, dict):
-                raise UpstreamError("The stream holds an event that is not an object.")
-            yield found
-    raise UpstreamError("The stream was cut short.", temporary=True)
