@@ -57,9 +57,8 @@ def test_an_alarm_falls_back_to_the_full_model_also_after_a_restart(tmp_path, po
     engine = Adder(policy)
     audit_log = audit_log_of(engine, tmp_path)
     limits = Limits(max_wait_ms=0)
-    with start(
-        create_app(engine, limits, manager=manager_of(audit_log), audit_rate=1.0)
-    ) as address:
+    app = create_app(engine, limits, manager=manager_of(audit_log), audit_rate=1.0)
+    with start(app) as address:
         client = Client(address)
         for _ in range(20):
             assert client.predict([1, 2, 3])[1]["exit"] == 0
@@ -78,6 +77,7 @@ def test_an_alarm_falls_back_to_the_full_model_also_after_a_restart(tmp_path, po
         assert "swiftsure_alarm 1.0" in text
         assert "swiftsure_full_model 1.0" in text
         assert 'swiftsure_audits_total{result="failed"} 0.0' in text
+        wait_until(lambda: app.state.service.batcher.audits.empty)
         made = audit_log.made
         client.predict([1, 2, 3])
     assert audit_log.made <= made + 1  # what the full model answered is not audited
