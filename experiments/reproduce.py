@@ -17,6 +17,7 @@ from experiments.calm_cnndm.reproduce import calm_cnndm
 from experiments.diffusion.reproduce import diffusion
 from experiments.image_classification.reproduce import image_classification
 from experiments.llm_pairs.reproduce import llm_pairs
+from experiments.reasoning.reproduce import reasoning
 from experiments.segmentation.reproduce import segmentation
 from experiments.studies import StudyOptions
 from experiments.tables import print_rows
@@ -31,6 +32,7 @@ TASKS: dict[str, Callable[..., Any]] = {
     "diffusion": diffusion,
     "bild": bild,
     "llm_pairs": llm_pairs,
+    "reasoning": reasoning,
 }
 LOSSES = {"calm": ("bleu", "rouge_l")}
 """Losses of tasks that the paper studies with several."""

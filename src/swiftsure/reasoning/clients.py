@@ -104,6 +104,12 @@ class ThinkingClient(ABC):
             return self.parse(text)
         return read_answer(text, self.answer_prompt, self.options)
 
+    def shown(self, answer: Any) -> str:
+        """Return an answer on the way as the model would have written it."""
+        if answer is None:
+            return ""
+        return f"{self.answer_prompt}{answer}{'}' if self.answer_prompt.endswith('{') else ''}"
+
     def read_probe(self, raw: Answer) -> Answer:
         """Return the answer of a probe, with the probabilities of the options if it has options.
 

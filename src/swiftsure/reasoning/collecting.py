@@ -16,6 +16,7 @@ from swiftsure.cascade.answers import Answer
 from swiftsure.cascade.collecting import CollectionError, ask_all, input_keys, model_key
 from swiftsure.cascade.endpoints import Endpoint
 from swiftsure.cascade.models import Model, identity_digest, model_of
+from swiftsure.cascade.request_kinds import REQUESTS, features_of_inputs
 from swiftsure.cascade.retrying import Backoff, described
 from swiftsure.cascade.running import run_coroutine
 from swiftsure.reasoning.clients import Piece, Question, ThinkingClient, client_of
@@ -150,7 +151,8 @@ async def _traces(
             f"{_resumes(folder, 'reads it again and pays for nothing')}",
             len(unread),
         )
-    return TraceRecord(record, client.fingerprint, {"model": client.name, "distance": checkpoints})
+    settings = {"model": client.name, REQUESTS: features_of_inputs(questions)}
+    return TraceRecord(record, client.fingerprint, settings)
 
 
 class _Kept:

@@ -4,15 +4,13 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-from prometheus_client.core import CounterMetricFamily
-from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -22,7 +20,6 @@ from starlette.types import Receive, Scope, Send
 
 from swiftsure.cascade import UpstreamError, usage_cost
 from swiftsure.cascade.events import events_of
-from swiftsure.cascade.request_kinds import REQUESTS
 from swiftsure.certify.policy import Policy
 from swiftsure.certify.slices import SlicedPolicy
 from swiftsure.monitor import audit_rate, request_ids
@@ -47,18 +44,18 @@ from swiftsure.serve.openai import (
     slice_of,
 )
 from swiftsure.serve.openapi import openapi
-from swiftsure.serve.policies import any_part
 from swiftsure.serve.policy_manager import PolicyManager, PolicyStore
 from swiftsure.serve.proxy.audits import Audits
 from swiftsure.serve.proxy.config import ProxyConfig, parameters_in_common
-from swiftsure.serve.proxy.health import ModelHealth
+from swiftsure.serve.proxy.health import UpstreamMetrics
 from swiftsure.serve.proxy.passing import PASSED, Passed, asked_model, passed_on
-from swiftsure.serve.proxy.requests import not_covered_reason
+from swiftsure.serve.proxy.requests import calibrated_features, not_covered_reason
 from swiftsure.serve.proxy.streams import (
     PassedOn,
     as_json,
     without_logprobs,
 )
+from swiftsure.serve.proxy.thinking import ThinkingUpstreams
 from swiftsure.serve.proxy.upstreams import Found, Upstreams, added, client_error
 from swiftsure.serve.service import Answering, Service
 
@@ -113,7 +110,7 @@ class ProxyService(Service):
     ) -> None:
         policy, audit = config.load_policy(), config.audit
         self.config = config
-        self.upstreams = Upstreams(config.cascade(), policy, config.timeouts(policy))
+        self.upstreams = _upstreams(config, policy)
         self.upstreams.keeps_answers = audit.labels
         for model in self.upstreams.endpoints:
             model.headers()  # a key that is missing must not wait for the first request
@@ -135,9 +132,9 @@ class ProxyService(Service):
         self.queue = AuditQueue(self.rate, audit.most)
         manager.pending = self.queue.pending
         self.bill = live.bill
-        self.names = self.upstreams.cascade.names
+        self.names = self.upstreams.names
         self.parameters = parameters_in_common(self.upstreams.endpoints)
-        known = None if manager.policy is None else _calibrated_features(manager.policy)
+        known = None if manager.policy is None else calibrated_features(manager.policy)
         self._features: tuple[AnyPolicy | None, frozenset[str] | None] = (manager.policy, known)
         self.under_way = 0
         self.created = int(time.time())
@@ -416,7 +413,7 @@ class ProxyService(Service):
             return Found(last, "the policy has no such slice")
         kinds = {each.kind for each in self.upstreams.endpoints}
         if self._features[0] is not policy:
-            self._features = policy, _calibrated_features(policy)
+            self._features = policy, calibrated_features(policy)
         why = not_covered_reason(asked, kinds, self.parameters, self._features[1])
         return None if why is None else Found(last, why)
 
@@ -425,7 +422,9 @@ class ProxyService(Service):
         if found.response is not None:
             usage = found.response.get("usage")
             large = self.upstreams.large
-            alone = usage_cost({"usage": usage}, large.per_million, large.unit) if usage else {}
+            alone = found.alone
+            if alone is None:
+                alone = usage_cost({"usage": usage}, large.per_million, large.unit) if usage else {}
             self.bill.answer(found.cost, alone)
             shown = found.response if asked.logprobs else without_logprobs(found.response)
             headers = self._headers(name, found, found.cost)
@@ -555,32 +554,11 @@ class ProxyService(Service):
         return {each: {"id": each, **more} for each in names}
 
 
-class UpstreamMetrics(Collector):
-    """Reads the failures of the models when asked."""
-
-    def __init__(self, health: Sequence[ModelHealth]) -> None:
-        self._health = health
-
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        """Yield the family."""
-        failures = CounterMetricFamily(
-            "swiftsure_upstream_failures", "Failed requests to a model.", labels=["model"]
-        )
-        for each in self._health:
-            failures.add_metric([each.name], each.failures)
-        yield failures
-
-
-def _calibrated_features(policy: AnyPolicy) -> frozenset[str] | None:
-    """Return what the messages of the calibration were like; None if the policy does not say."""
-    found = any_part(policy).settings.get(REQUESTS)
-    if isinstance(found, list | tuple) and all(isinstance(each, str) for each in found):
-        return frozenset(found)
-    log.warning(
-        "The policy does not say what its calibration's messages were like, so requests with other"
-        " roles, images or system prompts cannot be told apart. Collect and calibrate again."
-    )
-    return None
+def _upstreams(config: ProxyConfig, policy: AnyPolicy | None) -> Upstreams:
+    """Return the models of a cascade, or the one that thinks."""
+    if config.thinking is None:
+        return Upstreams(config.cascade(), policy, config.timeouts(policy))
+    return ThinkingUpstreams(config.reasoner(), policy)
 
 
 async def _not_here(request: Request, error: Exception) -> Response:

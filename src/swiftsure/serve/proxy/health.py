@@ -3,11 +3,14 @@
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from swiftsure.cascade import UpstreamError
 
-__all__ = ["ModelHealth"]
+__all__ = ["ModelHealth", "UpstreamMetrics"]
 
 log = logging.getLogger("swiftsure.serve")
 
@@ -99,6 +102,22 @@ class ModelHealth:
         self._in_a_row, self._why = max(in_a_row, self._in_a_row), why
         if self._in_a_row >= MOST_IN_A_ROW:
             self._rests_until = self._clock() + REST
+
+
+class UpstreamMetrics(Collector):
+    """Reads the failures of the models when asked."""
+
+    def __init__(self, health: Iterable[ModelHealth]) -> None:
+        self._health = list(dict.fromkeys(health))  # checkpoints of one model share it
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """Yield the family."""
+        failures = CounterMetricFamily(
+            "swiftsure_upstream_failures", "Failed requests to a model.", labels=["model"]
+        )
+        for each in self._health:
+            failures.add_metric([each.name], each.failures)
+        yield failures
 
 
 def _is_outage(error: BaseException) -> bool:

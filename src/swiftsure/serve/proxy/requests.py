@@ -1,17 +1,23 @@
 """Which requests a policy covers: those with the options that its models were calibrated with."""
 
+import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from swiftsure.cascade.request_kinds import unlike
+from swiftsure.cascade.request_kinds import REQUESTS, unlike
+from swiftsure.serve.engine import AnyPolicy
 from swiftsure.serve.openai import ApiRequest, Kind
+from swiftsure.serve.policies import any_part
 
 __all__ = [
+    "calibrated_features",
     "canonical",
     "not_covered_reason",
     "own_spelling",
     "same_json",
 ]
+
+log = logging.getLogger("swiftsure.serve")
 
 NEUTRAL = frozenset(
     {"model", "messages", "prompt", "stream", "stream_options", "user", "metadata", "store"}
@@ -83,6 +89,18 @@ def not_covered_reason(
         if not same_json(value, known[meant]):
             return f"`{name[:60]}` has another value than when the policy was made"
     return None if features is None else unlike(fields, features)
+
+
+def calibrated_features(policy: AnyPolicy) -> frozenset[str] | None:
+    """Return what the messages of the calibration were like; None if the policy does not say."""
+    found = any_part(policy).settings.get(REQUESTS)
+    if isinstance(found, list | tuple) and all(isinstance(each, str) for each in found):
+        return frozenset(found)
+    log.warning(
+        "The policy does not say what its calibration's messages were like, so requests with other"
+        " roles, images or system prompts cannot be told apart. Collect and calibrate again."
+    )
+    return None
 
 
 def same_json(one: Any, other: Any) -> bool:
