@@ -393,7 +393,7 @@ def test_a_curve_has_its_score_and_path_already(name, extra):
 def test_promises_stand_alone():
     """What would be ignored beside promises is refused."""
     promises = [ss.Promise("zero_one", epsilon=0.1)]
-    for extra in ({"epsilon": 0.1}, {"risk": "gap"}, {"loss": "brier"}):
+    for extra in ({"epsilon": 0.1}, {"risk": "gap"}):
         with pytest.raises(ValueError, match=f"`{next(iter(extra))}` is each Promise's own"):
             ss.calibrate(RECORD, promises, **extra)
 
@@ -408,14 +408,15 @@ def test_several_promises_about_one_curve():
 
 
 def test_epsilon_is_required_and_arguments_have_names():
-    with pytest.raises(TypeError, match="`epsilon` must be given"):
-        ss.calibrate(RECORD, loss="brier")
+    for loss in ({"loss": "brier"}, {}):
+        with pytest.raises(TypeError, match="`epsilon` must be given"):
+            ss.calibrate(RECORD, **loss)
     with pytest.raises(TypeError, match="`epsilon` must be given"):
         ss.Promise("brier")
     with pytest.raises(TypeError, match="positional"):
         ss.calibrate(RECORD, "gap", "brier")
     with pytest.raises(TypeError, match=r"`promises` must be Promise .* got 'zero_one'"):
-        ss.calibrate(RECORD, "zero_one")
+        ss.Calibration("zero_one")
 
 
 @pytest.mark.parametrize("risk", ["gap", "zero-bounded gap"])

@@ -25,10 +25,11 @@ def started(state=None, **given):
     return request_of(**given).start(state=state, **horizon)
 
 
-def draw(n, seed, **arguments):
+def draw(n, seed, groups=None, **arguments):
     sample = POPULATION.sample(n, seed)
     costs = {"flops": np.random.default_rng(seed).uniform(1, 2, (n, 4)).cumsum(axis=1)}
-    return ss.ExitRecord.from_logits(sample.logits, sample.labels, costs=costs, **arguments)
+    record = ss.ExitRecord.from_logits(sample.logits, sample.labels, costs=costs, **arguments)
+    return record if groups is None else record.grouped(groups)
 
 
 def grown(records, **changes):

@@ -281,7 +281,7 @@ def test_a_policy_comes_back_from_its_file(kind, tmp_path):
 def test_what_could_not_be_loaded_is_not_saved(tmp_path):
     """As a level of an edited file that these few samples cannot have certified."""
     made = ss.calibrate(RECORD, **PROMISE)
-    promise = made.certificate.promises[0].model_copy(update={"epsilon": 1e-6})
+    promise = replace(made.certificate.promises[0], epsilon=1e-6)
     certificate = made.certificate.model_copy(update={"promises": (promise,)})
     edited = made.model_copy(update={"certificate": certificate})
     with pytest.raises(ValueError, match=r"could not be loaded again: .* Calibrate again"):

@@ -239,7 +239,7 @@ def test_certificates_are_the_same_in_files(record, tmp_path):
 
 def test_no_part_of_a_certificate_has_more_than_fifteen_fields():
     for part in (Certificate, Costs, PromiseResult, Provenance, Samples, ss.Policy):
-        assert len(part.model_fields) <= 15
+        assert len(getattr(part, "model_fields", None) or fields(part)) <= 15
     assert len(fields(Condition)) == 2
 
 

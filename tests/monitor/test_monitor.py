@@ -5,6 +5,7 @@ import io
 import json
 import multiprocessing
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -240,7 +241,7 @@ def test_an_alarm_says_where_it_breaks_no_promise(promised, tmp_path):
 
 
 def test_a_policy_whose_level_is_no_level(policy):
-    promise = policy.certificate.promises[0].model_copy(update={"epsilon": 1.5})
+    promise = replace(policy.certificate.promises[0], epsilon=1.5)
     certificate = policy.certificate.model_copy(update={"promises": (promise,)})
     with refused("epsilon"):
         Monitor.from_policy(policy.model_copy(update={"certificate": certificate}))

@@ -931,7 +931,7 @@ def test_audits_are_written_in_the_order_of_the_requests():
 
 def test_a_loss_that_audits_cannot_compute_is_refused(setup, tmp_path):
     """A judge's, for example: every audit would fail."""
-    judged = setup.policy.certificate.promises[0].model_copy(update={"loss": "graded"})
+    judged = replace(setup.policy.certificate.promises[0], loss="graded")
     conditions = [
         Condition.of(each.key, **(dict(each.facts) | {"loss": "graded"}))
         if "loss" in dict(each.facts)

@@ -3,6 +3,7 @@
 import copy
 import io
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ def policy_for(monitor, threshold, n_exits, **fields):
         "epsilon": monitor.epsilon,
         "loss_range": (monitor.loss_range.low, monitor.loss_range.high),
     }
-    promise = policy.certificate.promises[0].model_copy(update=update)
+    promise = replace(policy.certificate.promises[0], **update)
     samples = policy.certificate.samples.model_copy(update=fields)
     certificate = policy.certificate.model_copy(update={"promises": (promise,), "samples": samples})
     return policy.model_copy(update={"certificate": certificate})
@@ -408,7 +409,7 @@ def test_monitors_of_another_promise():
 def test_a_promise_that_audits_cannot_watch(kind):
     monitor = consistency_monitor()
     policy = policy_for(monitor, 0.5, 4)
-    promise = policy.certificate.promises[0].model_copy(update=kind)
+    promise = replace(policy.certificate.promises[0], **kind)
     certificate = policy.certificate.model_copy(update={"promises": (promise,)})
     with pytest.raises(ValueError, match="must watch what the policy promises"):
         Auditor(0.1, monitor).refuse_policy(policy.model_copy(update={"certificate": certificate}))

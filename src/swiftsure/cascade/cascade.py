@@ -324,13 +324,13 @@ class Cascade:
     def calibrate(
         self,
         record: ExitRecord,
-        promises: Promise
+        loss: str
+        | Promise
         | CostPromise
         | Sequence[Promise | CostPromise]
         | Calibration
         | None = None,
         *,
-        loss: str | None = None,
         epsilon: float | None = None,
         risk: str | None = None,
         delta: float = DELTA,
@@ -347,11 +347,10 @@ class Cascade:
         Parameters
         ----------
         record : ExitRecord
-        promises : Promise, CostPromise, several, or a Calibration
-            What is to hold; instead of `loss`, `epsilon` and `risk`. A Calibration takes the place
-            of everything here, except that the cascade's first confidence decides if its rule
-            names none.
-        loss, epsilon, risk, delta, control, path, missing
+        loss : str, Promise, CostPromise, several promises, or a Calibration
+            As in `swiftsure.calibrate`. A Calibration takes the place of everything here, except
+            that the cascade's first confidence decides if its rule names none.
+        epsilon, risk, delta, control, path, missing
             As in `swiftsure.calibrate`. With a router, the default path is `Path.learn(0.25)`: a
             quarter of the samples finds the settings of both dials, and the others certify them.
         cost : str, optional
@@ -361,16 +360,16 @@ class Cascade:
             # What is slower than nearly all answers hangs, for those who run the policy.
             slow = np.quantile(_seconds_alone(record), 0.99, axis=0).tolist()
             record = replace(record, settings={**record.settings, SECONDS: slow})
-        if path is None and not isinstance(promises, Calibration) and ROUTER in record.settings:
+        if path is None and not isinstance(loss, Calibration) and ROUTER in record.settings:
             path = PilotPath(ROUTER_PILOT)
-        if isinstance(promises, Calibration):
-            others = (loss, epsilon, risk, delta, control, path, missing, cost)
-            if others != (None, None, None, DELTA, "ucb", None, "raise", None):
+        if isinstance(loss, Calibration):
+            others = (epsilon, risk, delta, control, path, missing, cost)
+            if others != (None, None, DELTA, "ucb", None, "raise", None):
                 raise ValueError("A Calibration says all of it: leave the other arguments out.")
-            request = promises
+            request = loss
         else:
             request = Calibration(
-                stated_promises(promises, loss, epsilon, risk),
+                stated_promises(loss, epsilon, risk),
                 delta=delta,
                 control=control,  # type: ignore[arg-type]
                 path=path,  # type: ignore[arg-type]

@@ -152,8 +152,7 @@ class CertifiedCascade(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 raise ValueError("`epsilon` and `delta` are the Calibration's own; leave them out.")
             request = self.promises
         else:
-            loss = "zero_one" if self.promises is None else None
-            promises = stated_promises(self.promises, loss, self.epsilon, None)
+            promises = stated_promises(self.promises or "zero_one", self.epsilon, None)
             request = Calibration(promises, delta=self.delta)
         if request.rule.score not in (None, self.confidence):
             raise ValueError(

@@ -194,10 +194,9 @@ def _promise(
         calibration_risk=0.0 if full_model else curve.risk_at(index or 0),
         upper_bound=upper,
         relative=curve.statistic.relative,
-        above=curve.statistic.above,
-        worst=curve.statistic.worst,
         among=asked.among,
         within=asked.within,
+        **curve.statistic.measure_values,
     )
 
 

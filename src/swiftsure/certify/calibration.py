@@ -354,9 +354,8 @@ def _path(given: Any) -> Path | PilotPath | str | None:
 @checks.suggesting
 def calibrate(
     record: Any,
-    promises: Promise | CostPromise | Sequence[Promise | CostPromise] | None = None,
+    loss: str | Promise | CostPromise | Sequence[Promise | CostPromise] | None = None,
     *,
-    loss: str | None = None,
     epsilon: float | None = None,
     risk: str | None = None,
     delta: float = DELTA,
@@ -380,10 +379,11 @@ def calibrate(
         The calibration samples. The record says how they were drawn: see `record.grouped`,
         `record.weighted`, `record.drawn_from`. A curve does not know its score, exits and model, so
         a policy made from one cannot be checked against a model, and the runtimes refuse it.
-    promises : Promise, CostPromise, or several
-        What is to hold, together; instead of `loss`, `epsilon` and `risk`.
-    loss, epsilon, risk
-        The one promise that the mean risk ("gap" by default, or the curve's own) is at most ε.
+    loss : str, Promise, CostPromise, or several promises
+        The name of a loss, whose mean is to be at most ε; or whole promises, which hold together.
+        You may omit it if the record has just one loss.
+    epsilon, risk
+        Of the one promise about a named loss; the risk is "gap" by default, or the curve's own.
     delta, control, bound, path, missing
         As in `Calibration`.
     score : str or LearnedScore, optional
@@ -405,9 +405,8 @@ def calibrate(
     >>> policy.threshold is not None
     True
     """
-    asked = stated_promises(promises, loss, epsilon, risk)
     request = Calibration(
-        asked,
+        stated_promises(loss, epsilon, risk),
         delta=delta,
         control=control,  # type: ignore[arg-type]
         bound=bound,
@@ -418,13 +417,11 @@ def calibrate(
     return request.run(record)  # type: ignore[return-value]
 
 
-def stated_promises(
-    promises: Any, loss: str | None, epsilon: float | None, risk: str | None
-) -> Any:
-    """Return the promises, or the one that `loss`, `epsilon` and `risk` state instead."""
-    if promises is None:
+def stated_promises(loss: Any, epsilon: float | None, risk: str | None) -> Any:
+    """Return the promise about a named loss; or the promises given in its place, as they are."""
+    if loss is None or isinstance(loss, str):
         return Promise(loss, epsilon=epsilon, risk=risk or "gap")  # type: ignore[arg-type]
-    for name, value in {"loss": loss, "epsilon": epsilon, "risk": risk}.items():
+    for name, value in {"epsilon": epsilon, "risk": risk}.items():
         if value is not None:
             raise ValueError(f"`{name}` is each Promise's own; leave it out here.")
-    return promises
+    return loss

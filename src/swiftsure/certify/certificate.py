@@ -5,12 +5,14 @@ import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
 from swiftsure.certify import wording
 from swiftsure.certify.bounds import BOUNDS
 from swiftsure.certify.control import CONTROLS
 from swiftsure.certify.promise import Promise
 from swiftsure.certify.wording import KnownCondition
+from swiftsure.curves.measures import Measure
 from swiftsure.curves.risks import RISKS
 
 __all__ = [
@@ -46,7 +48,8 @@ def _require(possible: bool, otherwise: str) -> None:
         raise ValueError(otherwise)
 
 
-class PromiseResult(_Frozen):
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
+class PromiseResult(Measure):
     """One promise of a policy in numbers, and its value in calibration."""
 
     risk: Name
@@ -61,12 +64,6 @@ class PromiseResult(_Frozen):
 
     relative: bool = True
     """Whether losses are relative to the full model."""
-
-    above: float | None = Field(default=None, ge=0)
-    """If the risk is the probability of a loss above a limit, and not its mean: that limit."""
-
-    worst: float | None = Field(default=None, gt=0, lt=1)
-    """If the risk is the mean of the worst share of the losses: that share."""
 
     among: Literal["all", "exits"] = "all"
     """Whether the loss of all samples counts, or that of those that exit early."""
@@ -83,7 +80,7 @@ class PromiseResult(_Frozen):
         else:
             _require(0 < self.epsilon < high, f"epsilon must lie in (0, {high:g})")
         slack = 1e-6 * high
-        least = 0.0 if self.worst is not None else low  # the full model loses nothing
+        least = min(low, 0.0)  # the full model loses nothing
         inside = least - slack <= self.calibration_risk <= high + slack
         _require(inside, f"calibration_risk must lie in [{low:g}, {high:g}]")
         upper = self.upper_bound
@@ -98,9 +95,8 @@ class PromiseResult(_Frozen):
             self.loss,
             epsilon=self.epsilon,
             risk=self.risk if self.risk in RISKS else "gap",
-            above=self.above,
-            worst=self.worst,
             among=self.among,
+            **self.measure_values,  # type: ignore[arg-type]
         )
 
     @property
@@ -111,7 +107,7 @@ class PromiseResult(_Frozen):
     @property
     def auditable(self) -> bool:
         """Whether audits can watch it: they see all kinds of requests, and take one mean."""
-        return not self.selective and self.worst is None
+        return not self.selective and self.reading.additive
 
     @property
     def name(self) -> str:
@@ -322,19 +318,9 @@ class Certificate(_Frozen):
 
     def _check_scope(self) -> None:
         """Raise if no calibration makes a promise of this scope."""
-        weight = 1.0 if self.samples.max_weight is None else self.samples.max_weight
         for promise in self.promises:
-            tail = promise.above is not None and promise.worst is None
-            _require(
-                not tail or promise.loss_range in ((0.0, weight), (0.0, 1.0)),
-                "loss_range must be that of a tail",
-            )
-            _require(
-                promise.worst is None
-                or promise.loss_range[0] == (promise.above or 0.0)
-                or (promise.loss_range[0] == 0.0 and self.samples.max_weight is not None),
-                "above must be the lowest loss where worst is given",
-            )
+            fits = promise.reading.fits(promise, promise.loss_range, self.samples.max_weight)
+            _require(fits, f"loss_range cannot be {promise.loss_range} with {promise.measure}")
             _require(
                 promise.within is None or self.samples.slices is not None,
                 "slices must be given where a promise holds within them",

@@ -509,12 +509,15 @@ class Control:
         """Return what the test takes for granted of the losses, if anything."""
         values = {"binary": "0 or 1", "ternary": "-1, 0 or 1"}
         (low, high), kind = (curve.loss_range.low, curve.loss_range.high), "at most"
-        if curve.statistic.worst is not None:
-            high = low + curve.statistic.worst * (high - low)
-        elif curve.units.max_weight is not None:
-            kind = "weight" if curve.statistic.above is not None else "weighted"
-        elif curve.statistic.above is not None:
-            return []  # whether a loss is above a limit is 0 or 1, whatever the loss
+        reading, weighted = curve.statistic.reading, curve.units.max_weight is not None
+        if reading.any_loss:
+            if not weighted:
+                return []
+            kind = "weight"
+        elif curve.statistic.kind:
+            high = reading.largest(curve.statistic, curve.loss_range)
+        elif weighted:
+            kind = "weighted"
         elif bound is not None and bound.needs in values:
             kind = values[bound.needs]
             if self.zero_bounded and low < 0:

@@ -10,23 +10,25 @@
 | `Promise("zero_one", within="slices", epsilon=0.05)` | the mean gap in every slice |
 | `CostPromise("flops", at_most=3e9)` | the mean cost |
 
-Every promise is a mean of a transformed loss, so one test certifies any of them; see
-`swiftsure.curves.transforms`. How samples were drawn (groups, weights, slices) is the record's to
+Every promise is a mean of what losses count as, so one test certifies any of them; see
+`swiftsure.curves.measures`. How samples were drawn (groups, weights, slices) is the record's to
 say.
 """
 
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swiftsure._lib import checks
-from swiftsure.curves import transforms
+from swiftsure.certify.wording.measures import WORDS
 from swiftsure.curves.curve import RiskCurve
+from swiftsure.curves.measures import Measure, measured
 from swiftsure.curves.paths import PathLike
 from swiftsure.curves.risks import RISKS
 from swiftsure.curves.statistic import UNNAMED
+from swiftsure.curves.transforms import among_exits
 from swiftsure.exits import ExitRule
 
 __all__ = ["CostPromise", "Promise", "slice_rows"]
@@ -36,8 +38,8 @@ WITHIN = ("slices", "each slice")
 
 
 @checks.suggesting
-@dataclass(frozen=True)
-class Promise:
+@dataclass(frozen=True, repr=False)
+class Promise(Measure):
     """One statement: a risk is at most ε.
 
     Parameters
@@ -69,13 +71,12 @@ class Promise:
     _: KW_ONLY
     epsilon: float = None  # type: ignore[assignment]
     risk: str = "gap"
-    above: float | None = None
-    worst: float | None = None
     among: Literal["all", "exits"] = "all"
     within: Literal["slices", "each slice"] | None = None
 
     def __post_init__(self) -> None:
         """Refuse unknown words; the loss and ε are checked against the record later."""
+        super().__post_init__()
         if not isinstance(self.loss, str | None):
             raise TypeError(f"`loss` must be the name of a loss, but got {self.loss!r}.")
         if self.epsilon is None:
@@ -85,9 +86,6 @@ class Promise:
         checks.choice("among", self.among, AMONG)
         if self.within is not None:
             checks.choice("within", self.within, WITHIN)
-        for name in ("above", "worst"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, checks.number(name, getattr(self, name)))
 
     def curve(
         self,
@@ -120,31 +118,28 @@ class Promise:
     def _of_curve(self, curve: RiskCurve) -> RiskCurve:
         if self.within is not None:
             raise ValueError("`within` needs a record with slices; a RiskCurve has none.")
-        own = self.above is None and self.worst is None and self.among == "all"
         held = curve.statistic
         if self.risk not in ("gap", held.risk):
             raise ValueError(f"`risk` must be the curve's own, {held.risk}, but got {self.risk!r}.")
         if self.loss not in (None, held.loss) and held.loss != UNNAMED:
             raise ValueError(f"`loss` must be the curve's own, {held.loss}, but got {self.loss!r}.")
         named = replace(curve, statistic=replace(held, loss=self.loss or held.loss))
-        return named if own else self._transformed(named)
+        return self._transformed(named)
 
     def _transformed(self, curve: RiskCurve) -> RiskCurve:
-        if self.among == "exits":
-            curve = transforms.among_exits(curve)
-        if self.worst is not None:
-            return transforms.worst_mean(curve, self.worst, self.above)
-        return curve if self.above is None else transforms.tail(curve, self.above)
+        return measured(among_exits(curve) if self.among == "exits" else curve, self)
+
+    def __repr__(self) -> str:
+        """Return the fields that differ from their defaults, as they are written."""
+        own = [name for name in ("loss",) if self.loss is not None]
+        own += [
+            e.name for e in fields(self) if getattr(self, e.name) != e.default and e.name not in own
+        ]
+        return f"Promise({', '.join(f'{name}={getattr(self, name)!r}' for name in own)})"
 
     def __str__(self) -> str:
         """Return the statement in short."""
-        what = f"{self.loss or 'loss'} {RISKS[self.risk].noun}"
-        if self.worst is not None:
-            text = f"mean of the worst {self.worst:g} of {what}"
-        elif self.above is not None:
-            text = f"P({what} > {self.above:g})"
-        else:
-            text = f"mean {what}"
+        text = WORDS[self.kind].short(self, f"{self.loss or 'loss'} {RISKS[self.risk].noun}")
         text += " of samples that exit early" * (self.among == "exits")
         where = "" if self.within is None else f" in {self.within.replace('slices', 'all slices')}"
         return f"{text}{where} ≤ {self.epsilon:g}"

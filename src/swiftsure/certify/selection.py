@@ -225,7 +225,8 @@ def _refuse_missing_theorems(request: Calibration, record: Any) -> None:
                 " `drawn_from` the population less the pilot: the promise is then about these."
             )
         restricted = any(
-            each.among == "exits" or each.within or each.worst is not None for each in request.risks
+            each.among == "exits" or each.within or not each.reading.additive
+            for each in request.risks
         )
         if restricted or record.sampling.weights is not None or request.limits:
             raise ValueError(

@@ -13,9 +13,12 @@
 """
 
 import re
+from dataclasses import fields
 from typing import Any, NoReturn
 
 from swiftsure.certify.promise import CostPromise, Promise
+from swiftsure.certify.wording import WORDS
+from swiftsure.curves.measures import Measure
 from swiftsure.curves.risks import RISKS
 
 __all__ = ["PromiseError", "parse_promise", "promise_text"]
@@ -34,7 +37,9 @@ Examples: "gap zero_one <= 0.01", "P(gap brier > 0.1) <= 5%",
 TOKENS = re.compile(r'\s*("[^"]*"|<=|≤|[()>]|[^\s()<>≤"]+|\S)')
 ZERO_BOUNDED = "zero-bounded"
 KEYWORDS = {"P", "worst", "of", "cost", "among", "exits", "within", "slices", "each", "slice"}
-KEYWORDS |= {"above", ZERO_BOUNDED}
+KEYWORDS |= {"above", "with", ZERO_BOUNDED}
+MEASURES = [each.name for each in fields(Measure)]
+"""What may be asked of a loss, as NAME=NUMBER after `with`."""
 
 
 class PromiseError(ValueError):
@@ -70,11 +75,7 @@ def promise_text(promise: Promise | CostPromise) -> str:
     if isinstance(promise, CostPromise):
         return f"cost {_quoted(promise.cost)} <= {promise.at_most!r}"
     text = promise.risk + (f" {_quoted(promise.loss)}" if promise.loss is not None else "")
-    if promise.worst is not None:
-        text = f"worst {promise.worst!r} of {text}"
-        text += f" above {promise.above!r}" if promise.above is not None else ""
-    elif promise.above is not None:
-        text = f"P({text} > {promise.above!r})"
+    text = WORDS[promise.kind].request(promise, text)
     text += " among exits" * (promise.among == "exits")
     text += f" within {promise.within}" if promise.within is not None else ""
     return f"{text} <= {promise.epsilon!r}"
@@ -115,6 +116,8 @@ class _Reader:
                 about["above"] = self._number()
         else:
             about |= self._risk()
+        if self._skipped("with"):
+            about |= self._measure()
         if self._skipped("among"):
             self._expect("exits")
             about["among"] = "exits"
@@ -137,6 +140,18 @@ class _Reader:
         if following and following not in KEYWORDS and following not in ("<=", "≤", ">", ")"):
             found["loss"] = self._name("the name of a loss")
         return found
+
+    def _measure(self) -> dict[str, float]:
+        """Return any other measure, written as NAME=NUMBER."""
+        found = re.fullmatch(r"(\w+)=(.+)", self._next())
+        if found is None or found[1] not in MEASURES:
+            self._fail(f"NAME=NUMBER, with NAME among {', '.join(MEASURES)}")
+        try:
+            value = float(found[2])
+        except ValueError:
+            self._fail("a number after =")
+        self._take()
+        return {found[1]: value}
 
     def _level(self) -> float:
         if not (self._skipped("<=") or self._skipped("≤")):

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from swiftsure.curves.measures import Measure
+
 __all__ = ["UNNAMED", "ZERO_BOUNDED", "Statistic"]
 
 UNNAMED, ZERO_BOUNDED = "loss", "zero-bounded "
@@ -9,8 +11,8 @@ UNNAMED, ZERO_BOUNDED = "loss", "zero-bounded "
 
 
 @dataclass(frozen=True)
-class Statistic:
-    """Which statistic of which loss a curve holds; see `swiftsure.curves.transforms`.
+class Statistic(Measure):
+    """Which statistic of which loss a curve holds, and the measure that made it.
 
     Attributes
     ----------
@@ -18,10 +20,6 @@ class Statistic:
         Their names.
     relative : bool
         Whether losses are relative to the full model, whose own loss is then 0.
-    above : float or None
-        If losses are 1 where another loss is above this, else 0: that limit.
-    worst : float or None
-        If the risk bounds the mean of the worst share of the losses: that share.
     selective : bool
         Whether the risk is the mean loss of the samples that exit early, and not of all.
     """
@@ -29,6 +27,4 @@ class Statistic:
     risk: str = "gap"
     loss: str = UNNAMED
     relative: bool = True
-    above: float | None = None
-    worst: float | None = None
     selective: bool = False

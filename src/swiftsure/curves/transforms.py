@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from swiftsure._lib import checks
 from swiftsure.curves.curve import RiskCurve
+from swiftsure.curves.measures import Measure, measured
 from swiftsure.curves.statistic import ZERO_BOUNDED
 from swiftsure.losses import LossRange
 
@@ -35,13 +35,7 @@ def tail(curve: RiskCurve, above: float) -> RiskCurve:
     >>> tail(curve, 0.2).risk()
     array([0. , 0.5])
     """
-    limit = _limit(curve, above, "above")
-    return replace(
-        curve,
-        loss_range=LossRange(0, 1, whole=True),
-        statistic=replace(curve.statistic, above=limit),
-        data=curve.mapped(lambda losses: (losses > limit).astype(np.float64)),
-    )
+    return measured(curve, Measure(above=above))
 
 
 def worst_mean(curve: RiskCurve, share: float, above: float | None = None) -> RiskCurve:
@@ -63,28 +57,7 @@ def worst_mean(curve: RiskCurve, share: float, above: float | None = None) -> Ri
     ----------
     Rockafellar and Uryasev (2000), Optimization of conditional value-at-risk.
     """
-    part = checks.between("worst", share, 0.0, 1.0)
-    limit = _limit(curve, above or 0.0, "worst")
-    return replace(
-        curve,
-        loss_range=LossRange(limit, limit + (curve.loss_range.high - limit) / part),
-        statistic=replace(curve.statistic, above=None if above is None else limit, worst=part),
-        data=curve.mapped(lambda losses: limit + np.maximum(losses - limit, 0.0) / part),
-    )
-
-
-def _limit(curve: RiskCurve, above: float, name: str) -> float:
-    """Return a loss that is checked against the curve, whose losses must be plain."""
-    limit = checks.number("above", above)
-    if not 0 <= limit < curve.loss_range.high:
-        raise ValueError(f"`above` must be in [0, {curve.loss_range.high:g}), but got {limit:g}.")
-    if curve.units.grouped or curve.units.max_weight is not None:
-        raise ValueError(f"`{name}` must be asked for before samples are grouped or weighted.")
-    if curve.statistic.above is not None or curve.statistic.worst is not None:
-        held = f"losses above {curve.statistic.above or 0.0:g}, which are 0 or 1"
-        held = held if curve.statistic.worst is None else "losses of the worst share"
-        raise ValueError(f"`{name}` cannot be asked of {held}.")
-    return limit
+    return measured(curve, Measure(worst=share, above=above))
 
 
 def zero_bounded(curve: RiskCurve) -> RiskCurve:
@@ -115,6 +88,6 @@ def cost_curve(curve: RiskCurve, name: str, largest: float) -> RiskCurve:
     return replace(
         curve,
         loss_range=LossRange(0, 1),
-        statistic=replace(curve.statistic, selective=False, worst=None),
+        statistic=replace(curve.statistic, selective=False, worst=None, above=None),
         data=curve.mapped(lambda losses: np.tile(values, (len(losses), 1))),
     )

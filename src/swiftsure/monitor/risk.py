@@ -13,7 +13,8 @@ from swiftsure._lib import checks
 from swiftsure._lib.html import html_card
 from swiftsure.certify.certificate import PromiseResult
 from swiftsure.certify.policy import Policy
-from swiftsure.certify.wording import percent
+from swiftsure.certify.wording import WORDS, percent
+from swiftsure.curves.measures import Measure
 from swiftsure.curves.risks import RISKS
 from swiftsure.losses import LossRange
 from swiftsure.monitor import _evidence
@@ -64,13 +65,13 @@ class MonitorState(Section):
     peak: float = Field(ge=1.0)
     alarm_at: int | None = Field(ge=1, le=2**53)
     promised: Promised = "risk"
-    above: float | None = None
+    measure: Measure = Measure()
     wealth: tuple[Wealth, ...] = Field(min_length=_evidence.BETS, max_length=_evidence.BETS)
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
         """Refuse numbers that no stream of losses leads to: an alarm might be lost."""
-        Monitor(self.epsilon, self.alpha, self.loss_range, above=self.above)
+        Monitor(self.epsilon, self.alpha, self.loss_range).of_measure(self.measure)
         low, high = self.loss_range
         slack = SLACK * max(abs(low), abs(high))
         if not (low - slack) * self.n <= self.total <= (high + slack) * self.n:
@@ -110,7 +111,7 @@ class Monitor:
         Names of the risk and loss, for messages and audits.
     above : float, optional
         Watch the probability of a loss above this, instead of the mean loss; `loss_range` is then
-        (0, 1), and losses may be any numbers.
+        (0, 1), what is counted, and losses may be any numbers.
 
     Notes
     -----
@@ -150,9 +151,6 @@ class Monitor:
         self.loss_range = LossRange.of(loss_range)
         low, high = self.loss_range.low, self.loss_range.high
         self.epsilon = checks.between("epsilon", epsilon, low, high)
-        self.above = None if above is None else checks.number("above", above)
-        if above is not None and (low, high) != (0.0, 1.0):
-            raise ValueError("`loss_range` must be (0, 1) with `above`, of what is counted.")
         self.alpha = checks.between("alpha", alpha, 0.0, 1.0)
         if self.alpha < LEAST_ALPHA:
             raise ValueError(f"`alpha` must be at least {LEAST_ALPHA:g}, but got {self.alpha:g}.")
@@ -167,6 +165,22 @@ class Monitor:
         self._state = _evidence.new_state()
         self._saved: dict[str, str] = {}  # checksums of the state files that it continues
         self.lock = threading.RLock()
+        self.of_measure(Measure(above=above))
+
+    def of_measure(self, measure: Measure) -> Self:
+        """Count losses as a promise with this measure does; `loss_range` is of what they count."""
+        if not measure.reading.additive:
+            raise ValueError(
+                "A worst share cannot be watched: the mean of t + (loss − t)⁺ / share exceeds it"
+                " for nearly every t, so an alarm of one t shows nothing. Watch a tail instead:"
+                " Monitor(epsilon, loss_range=..., above=...)."
+            )
+        if measure.reading.any_loss and (self._low, self._high) != (0.0, 1.0):
+            raise ValueError(
+                f"`loss_range` must be (0, 1) with `{measure.kind}`, of what is counted."
+            )
+        self.measure = measure
+        return self
 
     @classmethod
     def from_policy(
@@ -211,21 +225,15 @@ class Monitor:
                 f" {type(policy).__name__}; load one with Policy.load."
             )
         promise = _find_promise(policy.certificate.promises, risk, loss, number)
-        if promise.worst is not None:
-            raise ValueError(
-                "A worst share cannot be watched: the mean of t + (loss − t)⁺ / share exceeds it"
-                " for nearly every t, so an alarm of one t shows nothing. Watch a tail instead:"
-                " Monitor(epsilon, loss_range=..., above=...)."
-            )
         monitor = cls(
             promise.epsilon,
             alpha,
             _unweighted_range(policy, promise),
             risk=promise.risk,
             loss=promise.loss,
-            # A group's number is a mean of zeros and ones already.
-            above=promise.above if policy.certificate.samples.unit == "samples" else None,
-        )
+        ).of_measure(promise.measure)
+        if policy.certificate.samples.unit == "groups":
+            monitor.of_measure(Measure())  # a group's number is a mean of what counts already
         known: dict[str, Promised] = {"expectation": "mean", "none": "nothing"}
         pool: Promised = "risk" if policy.certificate.samples.population is None else "pool"
         monitor.promised = known.get(policy.certificate.guarantee, pool)
@@ -240,8 +248,8 @@ class Monitor:
             If the loss is NaN or outside its range: both void the guarantee. Nothing is added.
         """
         value = self.accepted(loss)
-        if self.above is not None:
-            value = float(value > self.above)
+        if self.measure.kind:
+            value = float(self._counted(np.asarray(value)))
         with self.lock:
             _evidence.fold_one(self._state, self._stakes, self.epsilon, self._goal, value)
             return self.alarm
@@ -259,8 +267,7 @@ class Monitor:
             )
         if values.size:
             checks.finite("losses", values)
-            if self.above is not None:
-                values = (values > self.above).astype(np.float64)
+            values = self._counted(values)
             values = checks.within("losses", values, self._low, self._high, SLACK * self._high)
             values = np.ascontiguousarray(values)
             with self.lock:
@@ -270,7 +277,9 @@ class Monitor:
     def accepted(self, loss: float) -> float:
         """Return a loss as a float within the range; raise if it cannot be added."""
         value = loss if type(loss) is float else _number(loss)
-        if self.above is not None and math.isfinite(value):
+        if self.measure.kind and math.isfinite(value):
+            counted = float(self._counted(np.asarray(value)))
+            checks.within("loss", np.asarray([counted]), self._low, self._high, SLACK * self._high)
             return value
         if self._low <= value <= self._high:
             return value
@@ -283,9 +292,12 @@ class Monitor:
 
     @property
     def largest_loss(self) -> float:
-        """The largest loss that can be added; with `above`, one that counts as above it."""
-        high = self.loss_range.high
-        return high if self.above is None else max(high, math.nextafter(self.above, math.inf))
+        """A loss that counts as the largest."""
+        return self.measure.reading.largest(self.measure, self.loss_range)
+
+    def _counted(self, losses: Any) -> Any:
+        """Return what losses count as."""
+        return self.measure.reading.read(self.measure, losses)
 
     @property
     def n(self) -> int:
@@ -344,7 +356,7 @@ class Monitor:
             risk=self.risk,
             loss=self.loss,
             promised=self.promised,
-            above=self.above,
+            measure=self.measure,
             n=int(held[_evidence.N]),
             total=float(held[_evidence.TOTAL]),
             recent=float(held[_evidence.RECENT]),
@@ -362,8 +374,7 @@ class Monitor:
             state.loss_range,
             risk=state.risk,
             loss=state.loss,
-            above=state.above,
-        )
+        ).of_measure(state.measure)
         monitor.promised = state.promised
         monitor._state[:] = [
             state.n,
@@ -410,9 +421,11 @@ class Monitor:
     @property
     def promise(self) -> str:
         """Text that identifies the risk, ε, loss range and α: equal for equivalent monitors."""
-        tail = "" if self.above is None else f", share above {self.above!r}"
+        asked = "".join(
+            f", {name} = {value!r}" for name, value in self.measure.measure_values.items()
+        )
         return (
-            f"{self.subject}{tail} ≤ {self.epsilon!r}, losses in [{self._low!r}, {self._high!r}],"
+            f"{self.subject}{asked} ≤ {self.epsilon!r}, losses in [{self._low!r}, {self._high!r}],"
             f" α = {self.alpha!r}"
         )
 
@@ -422,8 +435,7 @@ class Monitor:
         if self.risk is None or self.loss is None:
             return "the risk"
         phrase = RISKS[self.risk].phrase if self.risk in RISKS else self.risk
-        tail = "" if self.above is None else f"share of losses above {self.above:g} of the "
-        return f"the {tail}{self.loss} {phrase}"
+        return WORDS[self.measure.kind].watched(self.measure, f"{self.loss} {phrase}")
 
     def __repr__(self) -> str:
         return f"Monitor(epsilon={self.epsilon:g}, alpha={self.alpha:g}, n={self.n:,})"

@@ -198,8 +198,8 @@ class AuditorBase(ABC):
             return
         found = self.order.monitor
         certificate = policy.certificate
-        if (found.risk, found.loss, found.epsilon, found.above) not in [
-            (each.risk, each.loss, each.epsilon, each.above)
+        if (found.risk, found.loss, found.epsilon, found.measure) not in [
+            (each.risk, each.loss, each.epsilon, each.measure)
             for each in certificate.promises
             if each.auditable
         ]:

@@ -117,7 +117,7 @@ class Studied:
     def __str__(self) -> str:
         """Return the loss and the risk, and how samples or groups are averaged."""
         held = self.statistic
-        words = risk_words(held.loss, held.risk, held.above, held.worst)
+        words = risk_words(held.loss, held.risk, held)
         words += " of exits" * held.selective
         how = "weighted" if self.weighted else average_words(self.unit, self.average)
         return words + (f" ({how})" if how else "")

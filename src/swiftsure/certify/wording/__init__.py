@@ -16,13 +16,13 @@ from swiftsure.certify.wording.exact import (
     promise_words,
     selection_words,
 )
+from swiftsure.certify.wording.measures import WORDS, risk_words
 from swiftsure.certify.wording.numbers import (
     average_sentence,
     average_words,
     dial,
     number,
     percent,
-    risk_words,
     setting_words,
     slice_names,
     surety,
@@ -32,6 +32,7 @@ from swiftsure.certify.wording.policies import headline, not_promised, statement
 
 __all__ = [
     "LOSS_WORDS",
+    "WORDS",
     "KnownCondition",
     "average_sentence",
     "average_words",

@@ -4,13 +4,12 @@ import math
 from typing import TYPE_CHECKING
 
 from swiftsure.certify.bounds import minimum_samples
+from swiftsure.certify.wording.measures import WORDS, risk_words
 from swiftsure.certify.wording.numbers import (
     joined,
     labelled,
     percent,
-    risk_words,
     rounded_up,
-    share_words,
     slice_names,
     surety,
 )
@@ -96,12 +95,8 @@ def averaged(certificate: "Certificate", promise: "PromiseResult", article: str 
             else " (every sample counts the same, whatever its group: the expected sum of a group"
             " over the expected size of a group)"
         )
-    if promise.worst is not None:
-        share = share_words(promise.worst)
-        return f"the mean {promise} of the worst {share} of samples{weighted}{counted}"
-    if promise.above is not None:
-        limit = rounded_up(promise.above)
-        return f"the probability{weighted} that the {promise} is above {limit}{counted}"
+    if promise.kind:
+        return WORDS[promise.kind].exact(promise, str(promise), weighted) + counted
     if certificate.samples.unit == "samples":
         return f"{article} {promise}{weighted}"
     if certificate.samples.average == "group":
@@ -111,7 +106,7 @@ def averaged(certificate: "Certificate", promise: "PromiseResult", article: str 
 
 def promise_name(promise: "PromiseResult") -> str:
     """Return a loss and its bounded quantity, such as "zero_one gap" or "brier gap of exits"."""
-    words = risk_words(promise.loss, promise.risk, promise.above, promise.worst)
+    words = risk_words(promise.loss, promise.risk, promise)
     return words + " of exits" * promise.selective
 
 

@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from swiftsure.curves.risks import risk_noun
-
 if TYPE_CHECKING:
     from swiftsure.certify.certificate import Certificate
 
@@ -19,7 +17,6 @@ __all__ = [
     "number",
     "one_line",
     "percent",
-    "risk_words",
     "rounded_up",
     "setting_words",
     "share_words",
@@ -41,20 +38,6 @@ AVERAGES = {
     ),
 }
 """What is averaged for grouped samples, in a few words and in a sentence."""
-
-
-def risk_words(loss: str, risk: str, above: float | None = None, worst: float | None = None) -> str:
-    """Return a loss and its bounded quantity.
-
-    Examples
-    --------
-    >>> risk_words("brier", "gap", above=0.1), risk_words("brier", "gap", above=0.0, worst=0.1)
-    ('brier gap > 0.1', 'brier gap, worst 10 %')
-    """
-    tail = "" if above is None else f" > {rounded_up(above)}"
-    if worst is not None:
-        tail = f", worst {share_words(worst)}"
-    return f"{loss} {risk_noun(risk)}{tail}"
 
 
 def average_words(unit: str, average: str) -> str:

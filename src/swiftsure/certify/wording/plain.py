@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from swiftsure.certify.wording.exact import holds_twofold, promise_words
+from swiftsure.certify.wording.measures import WORDS
 from swiftsure.certify.wording.numbers import (
     joined,
     rounded_up,
-    share_words,
     slice_names,
     surety,
     times_100,
@@ -68,12 +68,15 @@ def _plain_promise(promise: "PromiseResult", inputs: str, most: float = 1.0) -> 
         words = None
     kind = promise.risk.removeprefix(ZERO_BOUNDED)
     gap = promise.relative and kind == "gap"
-    if promise.worst is not None:
-        where = f"over the {share_words(promise.worst)} of {inputs} where it does worst, "
-    else:
-        where = "among the inputs that exit early, " * promise.selective
-        if promise.above is not None:
-            return where + _tail(promise, words if gap else None, inputs)
+    measure = WORDS[promise.kind]
+    where = (
+        measure.whose(promise, inputs) or "among the inputs that exit early, " * promise.selective
+    )
+    if promise.kind == "above":
+        return where + _tail(promise, words if gap else None, inputs)
+    if measure.plain is not None:
+        what = measure.plain(promise, promise_words(promise))
+        return f"{where}{what} is at most {rounded_up(promise.epsilon)}"
     if gap and isinstance(words, _Counted):
         return where + _more_failures(words, promise.epsilon, kind != promise.risk)
     if gap:

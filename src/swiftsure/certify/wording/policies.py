@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from swiftsure.certify.wording.conditions import UNBOUND, voids
 from swiftsure.certify.wording.exact import always_full, promise_sentence
+from swiftsure.certify.wording.measures import WORDS
 from swiftsure.certify.wording.numbers import (
     joined,
     number,
@@ -70,11 +71,7 @@ def not_promised(certificate: "Certificate") -> list[str]:
 
 
 def _averages_over(certificate: "Certificate") -> str:
-    counted = {
-        "a share of inputs" if each.above is not None and each.worst is None else "an average"
-        for each in certificate.promises
-    }
-    return joined(sorted(counted))
+    return joined(sorted({WORDS[each.kind].averages for each in certificate.promises}))
 
 
 def _tested(policy: "Policy") -> str:
@@ -175,7 +172,7 @@ def _better(policy: "Policy") -> str:
     """Return by how much an exit that is always taken is better than the last, if it is."""
     certificate = policy.certificate
     promise, samples = certificate.promises[0], certificate.samples
-    plain = promise.risk == "gap" and promise.above is None and not samples.max_weight
+    plain = promise.risk == "gap" and not promise.kind and not samples.max_weight
     if not plain or promise.calibration_risk >= 0:
         return ""
     return (
