@@ -108,14 +108,14 @@ class UpstreamMetrics(Collector):
     """Reads the failures of the models when asked."""
 
     def __init__(self, health: Iterable[ModelHealth]) -> None:
-        self._health = list(dict.fromkeys(health))  # checkpoints of one model share it
+        self._health = health
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         """Yield the family."""
         failures = CounterMetricFamily(
             "swiftsure_upstream_failures", "Failed requests to a model.", labels=["model"]
         )
-        for each in self._health:
+        for each in dict.fromkeys(self._health):  # the checkpoints of a model share one
             failures.add_metric([each.name], each.failures)
         yield failures
 
