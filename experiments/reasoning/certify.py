@@ -1,6 +1,6 @@
 """Certify the small reasoner end to end: traces, policy, new problems, tokens and wall time.
 
-    python -m experiments.reasoning.certify runs/reasoner --output experiments/reasoning/results
+    python -m experiments.reasoning.certify --output experiments/reasoning/results
 
 Nearly always the reasoner thinks exactly what its training data would. Whether it does, and what it
 answers on the way, follows from one pass over a problem, in which each probe sees only the thinking
@@ -19,41 +19,32 @@ import numpy as np
 import torch
 
 import swiftsure as ss
-from experiments.reasoning.programs import END, STOP, Example, tokens_of, unique_examples
 from experiments.tables import print_rows, write_all
 from swiftsure.cascade import Answer
 from swiftsure.reasoning import (
     LocalReasoner,
     Probe,
     Thinker,
-    ThinkingFamily,
     Trace,
     TraceRecord,
     collect_traces,
 )
+from swiftsure_zoo.programs import (
+    END,
+    FOLDER,
+    STOP,
+    Example,
+    small_reasoner,
+    tokens_of,
+    unique_examples,
+)
 
-__all__ = ["load_reasoner", "traces_of"]
+__all__ = ["traces_of"]
 
 DIGITS = "0123456789"
 SPACINGS = (8, 12, 16, 20, 24)
 """Distances between checkpoints, of which the pilot chooses."""
 MASKED = -1e9
-
-
-def load_reasoner(folder: Path) -> LocalReasoner:
-    """Return the trained reasoner of a folder."""
-    from transformers import AutoTokenizer, LlamaForCausalLM
-
-    return LocalReasoner(
-        LlamaForCausalLM.from_pretrained(folder).eval(),
-        AutoTokenizer.from_pretrained(folder),
-        family=ThinkingFamily("{content}", " <think>", f" {END} "),
-        options=DIGITS,
-        answer_prompt="",
-        answer_tokens=1,
-        max_tokens=500,
-        name="small reasoner",
-    )
 
 
 def traces_of(
@@ -154,7 +145,7 @@ def timed(client: LocalReasoner, policy: Any, examples: Sequence[Example]) -> di
 def main() -> None:
     """Certify, and write what was measured."""
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("folder", type=Path)
+    options.add_argument("--folder", type=Path, default=FOLDER)
     options.add_argument("--output", type=Path)
     options.add_argument("--n", type=int, default=1000, help="problems to calibrate on")
     options.add_argument("--test", type=int, default=2000, help="new problems")
@@ -162,7 +153,7 @@ def main() -> None:
     options.add_argument("--epsilon", type=float, default=0.02)
     asked = options.parse_args()
     torch.set_num_threads(1)
-    client = load_reasoner(asked.folder)
+    client = small_reasoner(asked.folder)
     problems = list(unique_examples(1, 300 + asked.n + asked.test))
     pilot, rest = problems[:300], problems[300:]
     calibration, test = rest[: asked.n], rest[asked.n :]
