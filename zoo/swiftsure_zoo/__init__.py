@@ -21,8 +21,8 @@ see `programs` | |
 | `UViT`, 13 early exits | CIFAR-10 | | diffusion/uvit_cifar10 |
 | DiT with a cache | CIFAR-10 | | diffusion/dit_cifar10_cache |
 
-`records` finds these files; `programs.small_reasoner()` is the model that thinks. Modules are imported on first use; records need no PyTorch. `NOTICE`
-lists every file and the terms of its data.
+`records` finds these files; `programs.small_reasoner()` is the model that thinks. Modules are
+imported on first use; records need no PyTorch. `NOTICE` lists every file and the terms of its data.
 """
 
 from importlib import import_module
