@@ -9,7 +9,7 @@ OUTPUT ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt
 
-EXTRAS := dev,zoo,text,export,serve,ray,api,sklearn,diffusers,mlflow,train
+EXTRAS := dev,zoo,text,export,serve,ray,api,sklearn,diffusers,mlflow,otel,train
 
 AUDIT := $(VENV)-audit
 PIP_AUDIT := $(AUDIT)/bin/pip-audit --no-deps --disable-pip --strict
@@ -18,9 +18,10 @@ PIP_AUDIT := $(AUDIT)/bin/pip-audit --no-deps --disable-pip --strict
 DEMO_INSTALLED := $(VENV)/.installed-demo
 INSTALLED := $(VENV)/.installed
 DOCS := $(VENV)-docs
+RELEASE := $(VENV)-release
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo browser test test-slow check format audit bench docs reproduce clean
+.PHONY: help setup demo browser test test-slow check format audit bench docs docs-version dist reproduce clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -71,11 +72,21 @@ bench: $(INSTALLED) ## Measure speed and memory
 docs: $(DOCS)/.installed ## Build the documentation into site/, without PyTorch
 	$(DOCS)/bin/mkdocs build --strict
 
+docs-version: $(DOCS)/.installed ## Commit this version's documentation to the branch gh-pages and push it
+	$(DOCS)/bin/mike deploy --push --update-aliases "$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' src/swiftsure/_version.py)" latest
+	$(DOCS)/bin/mike set-default --push latest
+
+dist: $(RELEASE)/.installed ## Build both distributions in dist/ and check them
+	rm -rf dist
+	$(RELEASE)/bin/python -m hatchling build -d dist
+	cd zoo && ../$(RELEASE)/bin/python -m hatchling build -d ../dist
+	$(RELEASE)/bin/twine check --strict dist/*
+
 reproduce: $(INSTALLED) ## Write the paper's tables and figures; TASK=calm for one, OUTPUT=folder
 	$(BIN)/python -m experiments.reproduce $(TASK) $(if $(OUTPUT),--output $(OUTPUT))
 
 clean: ## Remove caches and build products; the virtual environment stays
-	rm -rf build dist site $(AUDIT) $(DOCS) .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist site $(AUDIT) $(DOCS) $(RELEASE) .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -path './$(VENV)' -prune -o -path ./.git -prune -o -type d -name __pycache__ -exec rm -rf {} +
 
 $(DEMO_INSTALLED): pyproject.toml zoo/pyproject.toml constraints.txt
@@ -94,4 +105,9 @@ $(INSTALLED): $(DEMO_INSTALLED)
 $(DOCS)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(DOCS)
 	@$(DOCS)/bin/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+$(RELEASE)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -m venv $(RELEASE)
+	@$(RELEASE)/bin/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt hatchling twine
 	@touch $@

@@ -10,7 +10,9 @@ import pytest
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 README = DOCS.parent / "README.md"
 PAGES = [README, *sorted(DOCS.rglob("*.md"))]
-TEXT = re.compile(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```", re.MULTILINE | re.DOTALL)
+TEXT = re.compile(
+    r"^```python\n((?:(?!```).*\n)*)```\n\n```text\n((?:(?!```).*\n)*)```", re.MULTILINE
+)
 GALLERY = sorted((DOCS / "gallery").glob("*.py"))
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -56,13 +58,51 @@ def test_the_gallery_shows_every_program():
 
 
 @pytest.mark.parametrize("page", [README, DOCS / "index.md"], ids=lambda page: page.stem)
-def test_the_first_program_prints_what_is_shown(page, capsys):
-    code, shown = TEXT.search(page.read_text(encoding="utf-8")).groups()
-    exec(compile(code, page.name, "exec"), {})  # noqa: S102 (our own page)
-    promise, _, rest = shown.partition("What voids this:\n...\n")
-    printed = capsys.readouterr().out
-    assert " ".join(printed.splitlines()[0].split()) == " ".join(promise.split())
-    assert printed.endswith(rest)
+def test_a_program_prints_what_is_shown(page, capsys):
+    namespace: dict[str, object] = {}
+    for code, shown in TEXT.findall(page.read_text(encoding="utf-8")):
+        exec(compile(code, page.name, "exec"), namespace)  # noqa: S102 (our own page)
+        promise, _, rest = shown.partition("What voids this:\n...\n")
+        printed = capsys.readouterr().out
+        assert " ".join(printed.splitlines()[0].split()) == " ".join(promise.split())
+        assert printed.endswith(rest)
+
+
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s#]*)(#[^)\s]*)?\)")
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as mkdocs makes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    words = [re.sub(r"[^\w\s-]", "", each).strip().lower() for each in headings]
+    return {re.sub(r"[-\s]+", "-", each) for each in words}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page):
+    prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    for target, anchor in LINK.findall(prose):
+        if target.startswith(("http", "mailto")):
+            continue
+        file = (page.parent / target).resolve() if target else page
+        assert file.exists(), target
+        if anchor and not anchor.startswith("#swiftsure"):
+            assert anchor[1:] in anchors(file), target + anchor
+
+
+LONG = ("docs/reference/", "docs/concepts/mathematics.md")
+"""Pages to look things up in; all others are read from start to end."""
+
+WORDS = 2500
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_to_read_is_short(page):
+    path = page.relative_to(DOCS.parent).as_posix()
+    if path.startswith(LONG):
+        pytest.skip("a page to look things up in")
+    assert len(page.read_text(encoding="utf-8").split()) <= WORDS
 
 
 def test_some_page_has_examples():

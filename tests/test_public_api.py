@@ -1,7 +1,9 @@
 """The names and calls that users rely on, as the documentation writes them."""
 
+import ast
 import inspect
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +27,14 @@ def test_every_public_name_resolves(name):
     assert name in dir(ss)
     if inspect.isclass(value) or inspect.isfunction(value):
         assert value.__doc__
+
+
+def test_type_checkers_see_every_public_name():
+    tree = ast.parse(Path(ss.__file__).read_text("utf-8"))
+    blocks = [node for node in tree.body if isinstance(node, ast.If)]
+    imports = [each for block in blocks for each in block.body]
+    seen = {alias.asname or alias.name for each in imports for alias in each.names}
+    assert seen == set(ss.__all__) - {"__version__"}
 
 
 def test_other_names_do_not():

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import swiftsure.report as report
     import swiftsure.study.planning as planning
     from swiftsure import exits, losses, monitor, scores
-    from swiftsure.cascade import Answer, Cascade, Endpoint
+    from swiftsure.cascade import Answer, Cascade, Endpoint, Router
     from swiftsure.cascade.estimator import CertifiedCascade
     from swiftsure.certify import bounds
     from swiftsure.certify import controls as control

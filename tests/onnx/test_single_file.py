@@ -181,7 +181,7 @@ def test_the_full_model_as_one_file_never_exits_early(tmp_path, exported):
     fast = onnx.EarlyExit.load(exported)
     assert set(exits.tolist()) == {fast.last}
     assert np.isnan(confidences).all()
-    full = fast.full_outputs(fast.stages.begin(x))[0]
+    full = fast.full_outputs(x)[0]
     np.testing.assert_allclose(outputs, full, rtol=1e-5, atol=1e-6)
 
 

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,7 @@ pytest.importorskip("hatchling")
 ROOT = Path(__file__).resolve().parents[2]
 ZOO = importlib.util.find_spec("swiftsure_zoo")
 MEGABYTE = 1_000_000
+INSTALL = ("--quiet", "--no-deps", "--no-index", "--disable-pip-version-check")
 
 
 def run(*command, **options):
@@ -59,8 +61,7 @@ def python(wheel, tmp_path_factory):
     python = folder / "bin" / "python"
     site = Path(run(python, "-c", "import site; print(site.getsitepackages()[0])").strip())
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    options = ("--quiet", "--no-deps", "--no-index", "--disable-pip-version-check")
-    run(sys.executable, "-m", "pip", "--python", python, "install", *options, wheel)
+    run(sys.executable, "-m", "pip", "--python", python, "install", *INSTALL, wheel)
     return python
 
 
@@ -78,6 +79,20 @@ def test_versions_are_in_step():
     ]
     assert f"swiftsure-zoo=={swiftsure.__version__}" in extras["zoo"]
     assert described["project"]["dependencies"] == [f"swiftsure[torch]=={swiftsure.__version__}"]
+
+
+def test_what_describes_a_release_is_in_step():
+    if not (ROOT / "conda").is_dir():
+        pytest.skip("an sdist leaves the recipes to the repository")
+    stated = f"version: {swiftsure.__version__}\n"
+    assert stated in (ROOT / "CITATION.cff").read_text("utf-8")
+    recipe = (ROOT / "conda" / "recipe.yaml").read_text("utf-8")
+    assert stated.replace("0", '"0', 1).replace("\n", '"\n') in recipe
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    _, _, run_ = recipe.partition("  run:\n")
+    needed = re.findall(r"^    - ([\w-]+) (>=\S+)$", run_.partition("\n\n")[0], re.M)
+    needed = [name.removesuffix("-base") + floor for name, floor in needed if name != "python"]
+    assert needed == project["dependencies"]
 
 
 def test_the_wheel_holds_code_and_little_data(wheel):
@@ -221,6 +236,20 @@ def test_the_wheel_runs_on_later_pythons(version, wheel, clean, tmp_path):
     assert json.loads(run(*simulate, cwd=tmp_path, env=clean))
     shown = run(python.parent / "swiftsure", "demo", cwd=tmp_path, env=clean)
     assert 'pip install "swiftsure[torch]"' in shown
+
+
+@pytest.mark.slow
+def test_both_wheels_run_the_readme_in_an_empty_environment(python, clean, tmp_path):
+    if ZOO is None or not (ROOT / "zoo" / "NOTICE").is_file():
+        pytest.skip("the zoo is not here")
+    zoo = build_wheel(ROOT / "zoo", tmp_path)
+    run(sys.executable, "-m", "pip", "--python", python, "install", *INSTALL, zoo)
+    script = Path(__file__).with_name("run_readme.py")
+    shown = run(python, script, ROOT / "README.md", cwd=tmp_path, env=clean)
+    assert "of FLOPs saved" in shown
+    assert "tensor(" in shown  # what the network answered
+    homes = "import swiftsure, swiftsure_zoo as z; print(swiftsure.__file__, z.__file__)"
+    assert str(ROOT) not in run(python, "-c", homes, cwd=tmp_path, env=clean)
 
 
 @pytest.mark.slow

@@ -147,10 +147,10 @@ class CascadeRunner:
 
     Call it with inputs, or await `answer` and `answers` in an event loop. A model that fails, or
     gives no confidence, hands its input over to the last model, which loses nothing against itself.
-    So a promise about losses that are never negative, such as the inconsistency, is kept; one about
-    a gap is kept if failures do not depend on the input, since a small model that fails only where
-    it is better than the last one no longer makes up for its errors. An error of the last model is
-    raised.
+    So a promise about losses that are never negative, such as the inconsistency, is kept. A promise
+    about a gap is kept if failures do not depend on the input: if the small model fails exactly
+    where it beats the last one, its wins are gone and its errors remain. An error of the last model
+    is raised.
 
     Parameters
     ----------

@@ -26,7 +26,7 @@ log = logging.getLogger("swiftsure.cli")
 
 TOKEN = "SWIFTSURE_TOKEN"
 
-OF_PROXIES = ("folder", "host", "port", "resume", "json")
+OF_PROXIES = ("folder", "host", "port", "resume", "telemetry", "json")
 """What applies to a cascade.toml; all else stands in the file."""
 OF_AUDITS = ("epsilon", "labels", "alpha")
 """What means nothing if no request is audited."""
@@ -107,6 +107,10 @@ def serve(
     resume: Annotated[
         bool, typer.Option("--resume", help="Put an alarm aside and watch with a new α.")
     ] = False,
+    telemetry: Annotated[
+        bool,
+        typer.Option("--telemetry", help="Send traces and metrics through OpenTelemetry."),
+    ] = False,
     json: options.Json = False,
 ) -> None:
     r"""Serve a certified model over HTTP, with an alarm and a fallback.
@@ -123,7 +127,7 @@ def serve(
     A TOML file describes a cascade of language models, or one that may stop
     thinking early: it is served as a proxy that answers as OpenAI's API does.
     Its audits and limits are in the file; of the options, only --host, --port,
-    --resume and --json apply.
+    --resume, --telemetry and --json apply.
 
     [bold]Example[/bold]
 
@@ -138,13 +142,14 @@ def serve(
     from swiftsure.serve.loading import load_engines
     from swiftsure.serve.policies import load_policy
     from swiftsure.serve.policy_manager import PolicyManager, PolicyStore
+    from swiftsure.serve.telemetry import instrument
 
     if demo == (folder is not None):
         raise ValueError("`folder` must be given, or --demo, and not both.")
     _refuse_ignored(context)
     if folder is not None and folder.suffix == ".toml":
         with log_to_stderr(), listen(host, port) as listening:
-            _serve_proxy(folder, listening, resume, json)
+            _serve_proxy(folder, listening, resume, telemetry=telemetry, json=json)
         return
     if drift and audit == 0:
         audit = 1.0
@@ -181,6 +186,8 @@ def serve(
         )
         token = os.environ.get(TOKEN)
         app = create_app(engines, limits, manager=manager, audit_rate=audit, token=token)
+        if telemetry:
+            instrument(app)
         with listen(host, port) as listening:
             resumed = resume and manager.resume()
             address = _address(listening)
@@ -224,7 +231,7 @@ def _refuse_ignored(context: typer.Context) -> None:
                 raise ValueError(
                     f"`{option}` must not be given with {folder}: a proxy's models, limits and"
                     " audits stand in the file. Set it there if the proxy has it; of the options,"
-                    " only --host, --port, --resume and --json apply."
+                    " only --host, --port, --resume, --telemetry and --json apply."
                 )
         return
     if drift and not values["demo"]:
@@ -248,14 +255,19 @@ def _address(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _serve_proxy(path: Path, listening: socket.socket, resume: bool, json: bool) -> None:
+def _serve_proxy(
+    path: Path, listening: socket.socket, resume: bool, *, telemetry: bool, json: bool
+) -> None:
     from swiftsure.serve.lifecycle import run
     from swiftsure.serve.proxy import ProxyConfig, create_proxy
+    from swiftsure.serve.telemetry import instrument
 
     configs = ProxyConfig.load_all(path)
     if resume and all(config.policy is None for config in configs):
         raise ValueError(f"`--resume` needs a policy to go back to, but {path} names none.")
     app = create_proxy(*configs, token=os.environ.get(TOKEN))
+    if telemetry:
+        instrument(app)
     service = app.state.service
     managers = [service.manager, *(each.manager for each in service.others)]
     put_aside = [each.resume() for each in managers if each.policy is not None and resume]

@@ -435,7 +435,7 @@ class Path:
         ends = np.cumsum([len(branch) for branch in checked.settings]) + 1
         starts = [1, *ends[:-1].tolist()]
         positions = tuple(tuple(range(a, b)) for a, b in zip(starts, ends.tolist(), strict=True))
-        how = "δ flows from one to the next" if flow else "each has its part of δ"
+        how = "each passes its part of δ on" if flow else "each has its part of δ"
         kind = f"{len(checked)} branches of settings; {how}"
         chosen = None if cost is None else checks.choice("cost", cost, record.costs)
         return replace(path, kind=kind, branches=Branches(positions, flow), cost=chosen)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from swiftsure._lib import checks
 from swiftsure.losses import Loss
+from swiftsure.onnx import trees
 from swiftsure.onnx.results import ExitOutput, refuse_broken
 from swiftsure.run.auditing import AuditBase, AuditorBase
 from swiftsure.scores import probabilities
@@ -92,7 +93,8 @@ class Auditor(AuditorBase):
         rows, exits, build = chosen.rows, out.exits[chosen.rows], out.build
         answered = [array[rows] for array in out.raw]
         refuse_broken(answered, exits, rows)
-        full = fast.full_outputs([array[exits < fast.last] for array in chosen.inputs])
+        early = [array[exits < fast.last] for array in chosen.inputs]
+        full = fast.full_outputs(trees.build(fast.stages.manifest.inputs, early))
         refuse_broken(full, np.full(len(rows), fast.last), rows[exits < fast.last])
         merged = [array.copy() for array in answered]
         for target, array in zip(merged, full, strict=True):

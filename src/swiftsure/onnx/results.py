@@ -1,64 +1,39 @@
-"""Results of a run on arrays: samples that exited together, and whole batches."""
+"""Results of a run on arrays: of whole batches, and of samples that exited together."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftsure._lib.html import html_card
 from swiftsure.onnx.scoring import broken_rows
+from swiftsure.run.results import ExitOutputBase, StreamResultBase, refuse_output
 
-if TYPE_CHECKING:
-    from swiftsure.onnx.audit import Audit
-
-__all__ = ["ExitOutput", "Gathered", "StreamResult", "joined", "refuse_broken"]
+__all__ = ["ExitOutput", "StreamResult", "joined", "refuse_broken"]
 
 Array = NDArray[Any]
 Build = Callable[[list[Array]], Any]
 
 
-@dataclass(frozen=True)
-class ExitOutput:
-    """Results of a batch, in the order of the batch.
+@dataclass(frozen=True, repr=False)
+class ExitOutput(ExitOutputBase):
+    """Results of a batch, in the order of the batch, as arrays.
 
-    Attributes
-    ----------
-    outputs
-        What the heads return, with the batch first. Logits are divided by the exit's temperature.
-        Reading this raises if a sample's largest logit is not finite.
-    exits : (n,)
-        Exit of each sample, 0-based.
-    confidences : (n, n_exits - 1)
-        Confidences that the decisions used; NaN if an exit was not reached or its head not needed.
-        None from a stream.
-    audit : Audit, optional
-        Both answers of the audited requests, if the runtime audits.
+    Attributes are those of `swiftsure.run.results.ExitOutputBase`.
     """
 
-    raw: list[Array]
-    exits: NDArray[np.int64]
-    confidences: NDArray[np.float32] | None
-    decided: NDArray[np.float32]
-    build: Build
-    audit: "Audit | None" = None
+    build: Build = field(kw_only=True)
 
-    @cached_property
-    def outputs(self) -> Any:
-        """Outputs of all samples, checked on first read."""
+    def _refuse_broken(self) -> None:
         refuse_broken(self.raw, self.exits, np.arange(len(self.exits)))
+
+    def _built(self) -> Any:
         return self.build(self.raw)
 
-    def __repr__(self) -> str:
-        counts = np.bincount(self.exits).tolist()
-        return f"ExitOutput(n={len(self.exits)}, samples_per_exit={counts})"
-
-    def _repr_html_(self) -> str:
-        counts = np.bincount(self.exits).tolist()
-        facts = {f"exited at exit {k + 1}": f"{count:,}" for k, count in enumerate(counts)}
-        return html_card("ExitOutput", {"samples": f"{len(self.exits):,}"} | facts)
+    def _on_host(self) -> NDArray[np.int64]:
+        exits: NDArray[np.int64] = self.exits
+        return exits
 
     @property
     def predictions(self) -> NDArray[np.int64]:
@@ -72,68 +47,19 @@ class ExitOutput:
 
 
 @dataclass(frozen=True)
-class StreamResult:
-    """Samples that exited together.
+class StreamResult(StreamResultBase):
+    """Samples that exited together, as arrays.
 
-    Attributes
-    ----------
-    ids : (m,)
-        Numbers of the samples, ascending, counted from 0 in the order in which they were pushed.
-    outputs
-        What the exit's head returned, with the samples first; checked on first read.
-    exit : int
-        Their exit, 0-based.
+    Attributes are those of `swiftsure.run.results.StreamResultBase`.
     """
 
-    ids: NDArray[np.int64]
-    raw: list[Array]
-    exit: int
-    build: Build
-    decided: NDArray[np.float32] | None = None
-    """The confidences at which they exited; None at the last exit."""
+    build: Build = field(kw_only=True)
 
-    @cached_property
-    def outputs(self) -> Any:
-        """Outputs of these samples; raises if one is not valid."""
+    def _refuse_broken(self) -> None:
         refuse_broken(self.raw, np.full(len(self.ids), self.exit), self.ids)
+
+    def _built(self) -> Any:
         return self.build(self.raw)
-
-    def rows(self, first: int, stop: int) -> "StreamResult":
-        """Return the samples from `first` up to `stop`."""
-        part = slice(first, stop)
-        decided = None if self.decided is None else self.decided[part]
-        raw = [array[part] for array in self.raw]
-        return StreamResult(self.ids[part], raw, self.exit, self.build, decided)
-
-
-class Gathered:
-    """A batch of n samples, numbered from `start`, assembled as they exit."""
-
-    def __init__(self, n: int, build: Build, start: int = 0) -> None:
-        self.n, self.start, self.missing = n, start, n
-        self.exits = np.zeros(n, np.int64)
-        self.decided = np.zeros(n, np.float32)
-        self.arrays: list[Array] = []
-        self._build = build
-
-    def put(self, left: StreamResult) -> None:
-        """Store the outputs and exits of some samples of this batch."""
-        where = left.ids - self.start
-        self.exits[where] = left.exit
-        if left.decided is not None:
-            self.decided[where] = left.decided
-        self.missing -= len(where)
-        if not self.arrays:
-            if len(where) == self.n:  # all at once, and in order
-                self.arrays = left.raw
-                return
-            self.arrays = [np.empty((self.n, *array.shape[1:]), array.dtype) for array in left.raw]
-        for target, array in zip(self.arrays, left.raw, strict=True):
-            target[where] = array
-
-    def whole(self, confidences: NDArray[np.float32] | None = None) -> ExitOutput:
-        """Return the batch; call it once no sample is missing."""
-        return ExitOutput(self.arrays, self.exits, confidences, self.decided, self._build)
 
 
 def joined(parts: Sequence[tuple[NDArray[np.int64], ExitOutput]]) -> ExitOutput:
@@ -149,7 +75,7 @@ def joined(parts: Sequence[tuple[NDArray[np.int64], ExitOutput]]) -> ExitOutput:
         whole(each.exits for each in found),
         whole(np.asarray(each.confidences) for each in found),
         whole(each.decided for each in found),
-        found[0].build,
+        build=found[0].build,
     )
 
 
@@ -157,10 +83,6 @@ def refuse_broken(
     arrays: list[Array], exits: NDArray[np.int64], samples: NDArray[np.int64]
 ) -> None:
     """Raise for the first sample whose output is not valid."""
-    broken = np.flatnonzero(broken_rows(arrays))
-    if len(broken):
-        row = broken[0]
-        raise ValueError(
-            f"The output of exit {exits[row] + 1} is NaN or infinite for sample"
-            f" {samples[row]}: look for NaN and very large numbers in its inputs."
-        )
+    rows = np.flatnonzero(broken_rows(arrays))
+    if len(rows):
+        refuse_output(int(exits[rows[0]]), *samples[rows].tolist())

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -11,16 +12,18 @@ from numpy.typing import NDArray
 from swiftsure._lib import files
 from swiftsure.certify.policy import Policy
 from swiftsure.certify.slices import SlicedPolicy
-from swiftsure.exits import exit_indices, exits_in_use, reaches
+from swiftsure.exits import exit_indices
 from swiftsure.monitor import Monitor
 from swiftsure.onnx.audit import Auditor
+from swiftsure.onnx.executor import OnnxExecutor
 from swiftsure.onnx.folder import CHECK, folder_policy
-from swiftsure.onnx.results import ExitOutput, Gathered, StreamResult, joined
-from swiftsure.onnx.scoring import confidence, known_score, tempered, warn_of_probabilities
-from swiftsure.onnx.stages import SHORT_NAMES, Answer, Stages, State
+from swiftsure.onnx.results import ExitOutput, joined
+from swiftsure.onnx.scoring import confidence, known_score
+from swiftsure.onnx.stages import SHORT_NAMES, Answer, Stages
 from swiftsure.onnx.trees import build
 from swiftsure.run import PolicyBinding
 from swiftsure.run.slices import BySlice, full_model_policy
+from swiftsure.run.stages import ExitLoop
 from swiftsure.scores import LearnedScore
 
 __all__ = ["EarlyExit", "differences"]
@@ -81,14 +84,15 @@ class EarlyExit:
         binding = PolicyBinding(policy, "exits of a network", "swiftsure.onnx.collect")
         self.stages = stages
         self.policy = policy
-        self._thresholds = binding.exit_thresholds(stages.n_exits)
-        self._used = exits_in_use(self._thresholds, strict=policy.strict, min_exit=policy.min_exit)
+        thresholds = binding.exit_thresholds(stages.n_exits)
         binding.check_score(score)
         self.score = known_score("policy.score", policy.rule.score)
         if binding.dtype("float32") not in (None, "float32"):
             raise ValueError(f"`policy` was made for {policy.dtype}, but exports run in float32.")
         binding.check_model(self._fingerprint)
-        self._looked = False
+        self.executor = OnnxExecutor(stages, self.score, policy.temperatures)
+        rule: Any = {"strict": policy.strict, "min_exit": policy.min_exit}
+        self.loop = ExitLoop(self.executor, thresholds, **rule)
         self.auditor = Auditor.of(audit, monitor, policy)
         own = partial(EarlyExit, stages)
         self._by_slice = None if sliced is None else BySlice(sliced, self, own)
@@ -183,11 +187,13 @@ class EarlyExit:
             The slice of each sample, under a policy of slices; unknown ones run the full model.
         """
         if self._by_slice is not None and slices is not None:
-            state = self.stages.begin(batch)
-            parts = self._by_slice.parts(slices, len(state[0]))
-            return joined(
-                [(rows, own._run_from(self.stages.select(state, rows))) for own, rows in parts]
-            )
+            arrays = self.stages.begin(batch)
+            parts = self._by_slice.parts(slices, len(arrays[0]))
+            found = []
+            for own, rows in parts:
+                part = build(self.stages.manifest.inputs, [array[rows] for array in arrays])
+                found.append((rows, own._run(part)))
+            return joined(found)
         if (slices is None) != (self._by_slice is None):
             raise ValueError("`slices` must be given under a policy of slices, and only there.")
         if self.auditor is None:
@@ -196,33 +202,14 @@ class EarlyExit:
         return audited
 
     def _run(self, batch: Any) -> ExitOutput:
-        return self._run_from(self.stages.begin(batch))
-
-    def _run_from(self, state: State) -> ExitOutput:
-        n, last = len(state[0]), self.last
-        gathered = Gathered(n, self.stages.output)
-        seen = np.full((n, last), np.nan, np.float32)
-        if n == 0:
-            gathered.arrays = self.stages.empty_output()
-            return gathered.whole(seen)
-        here = np.arange(n)
-        for k in range(last):
-            state = self.stages.advance(k, state)
-            if not self.may_fire(k):
-                continue
-            left, stay, scores = self.part(k, self.stages.head(k, state), here)
-            seen[here, k] = scores
-            if left is None:
-                continue
-            gathered.put(left)
-            if stay is None:
-                break
-            here, state = here[stay], self.stages.select(state, stay)
-        else:
-            gathered.put(self.finish(here, self.stages.advance(last, state)))
-        found = gathered.whole(seen)
+        found = self.executor.output(*self.loop.run(batch))
         _ = found.outputs  # raises now, as on a CPU with PyTorch
         return found
+
+    def full_outputs(self, batch: Any) -> list[NDArray[Any]]:
+        """Return the full model's arrays for a batch."""
+        n = self.executor.size(batch)
+        return self.executor.full(batch) if n else self.executor.nothing(batch)
 
     def run(self, batches: Iterable[Any], batch_size: int | None = None) -> Iterator[ExitOutput]:
         """Run many batches and yield their results in order.
@@ -249,55 +236,11 @@ class EarlyExit:
             if size == 0:
                 yield self(batch)
                 continue
-            rest = _chained(batch, waiting)
+            rest = chain([batch], waiting)
             if self.auditor is None:
                 yield from Stream(self, size).ordered(rest)
             else:
                 yield from self.auditor.follow(self, rest, Stream(self, size).ordered)
-
-    def may_fire(self, exit_index: int) -> bool:
-        """Return whether any confidence can make a sample exit here."""
-        return exit_index in self._used
-
-    def part(
-        self, exit_index: int, answer: Answer, ids: NDArray[np.int64]
-    ) -> tuple[StreamResult | None, NDArray[np.int64] | None, NDArray[np.float32]]:
-        """Return (samples that exit or None, rows that stay or None, all confidences)."""
-        scores = confidence(self.score, answer, self._temperature(exit_index), exit_index)
-        if not self._looked and len(ids):
-            self._looked = True
-            warn_of_probabilities(self.score, answer)
-        level = np.float32(self._thresholds[exit_index])
-        staying = ~reaches(scores, level, strict=self.policy.strict)
-        n_stay = int(staying.sum())
-        if n_stay == len(scores):
-            return None, None, scores
-        result = partial(StreamResult, exit=exit_index, build=self.stages.output)
-        if n_stay == 0:
-            raw = tempered(answer.arrays, self._temperature(exit_index))
-            return result(ids, raw, decided=scores), None, scores
-        stay, gone = np.flatnonzero(staying), np.flatnonzero(~staying)
-        arrays = [array[gone] for array in answer.arrays]
-        raw = tempered(arrays, self._temperature(exit_index))
-        return result(ids[gone], raw, decided=scores[gone]), stay, scores
-
-    def finish(self, ids: NDArray[np.int64], state: State) -> StreamResult:
-        """Return the last exit's answers, from the state at the last exit."""
-        arrays = self.stages.head(self.last, state).arrays
-        raw = tempered(arrays, self._temperature(self.last))
-        return StreamResult(ids, raw, self.last, self.stages.output)
-
-    def full_outputs(self, state: State) -> list[NDArray[Any]]:
-        """Return the last exit's arrays for inputs that run in full."""
-        if len(state[0]) == 0:
-            return self.stages.empty_output()
-        for k in range(self.stages.n_exits):
-            state = self.stages.advance(k, state)
-        return self.finish(np.arange(len(state[0])), state).raw
-
-    def _temperature(self, exit_index: int) -> float:
-        temperatures = self.policy.temperatures
-        return 1.0 if temperatures is None else temperatures[exit_index]
 
     def check(self) -> float:
         """Run the export's samples again and return the largest difference between outputs.
@@ -324,7 +267,7 @@ class EarlyExit:
         largest = differences(stages, batch, [answer.arrays for answer in answers])
         seen = np.stack(
             [
-                confidence(self.score, answer, self._temperature(k), k)
+                confidence(self.score, answer, self.executor.temperatures[k], k)
                 for k, answer in enumerate(answers[:-1])
             ],
             axis=1,
@@ -345,7 +288,7 @@ class EarlyExit:
         seen : (n, n_exits - 1)
             Confidences of the PyTorch model, which `expected` follows from; NaN if not computed.
         """
-        distances = np.abs(seen - np.asarray(self._thresholds, np.float64))
+        distances = np.abs(seen - np.asarray(self.loop.thresholds, np.float64))
         near = np.any(distances <= NEAR, axis=1)
         other = np.flatnonzero((exits != expected) & ~near)
         if len(other):
@@ -388,8 +331,3 @@ def differences(stages: Stages, batch: Any, expected: Sequence[Sequence[NDArray[
             if finite.any():
                 largest = max(largest, float(np.abs(one - two)[finite].max()))
     return largest
-
-
-def _chained(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest

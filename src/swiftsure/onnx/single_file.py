@@ -69,7 +69,7 @@ def write_single_file(
     import onnxruntime as ort
 
     fast = EarlyExit.load(folder)
-    exits = [] if full else [k for k in range(fast.last) if fast.may_fire(k)]
+    exits = [] if full else [k for k in range(fast.last) if fast.loop.can_exit(k)]
     model = _Writer(fast, exits).model()
     onnx.checker.check_model(model)
     options = ort.SessionOptions()
@@ -116,7 +116,7 @@ def _from_stages(fast: EarlyExit, sample: list[Any], full: bool) -> tuple[int, l
     """Return the exit that one sample takes in the stages, and its arrays."""
     batch = build(fast.stages.manifest.inputs, sample)
     if full:
-        return fast.last, fast.full_outputs(fast.stages.begin(batch))
+        return fast.last, fast.full_outputs(batch)
     answered = fast(batch)
     return int(answered.exits[0]), answered.raw
 
@@ -173,7 +173,7 @@ class _Writer:
         self.fast = fast
         self.exits = exits
         self.manifest = fast.stages.manifest
-        self.thresholds = np.asarray(fast._thresholds, np.float32)
+        self.thresholds = fast.loop.thresholds
         self.outputs = [*leaf_names(self.manifest.outputs, "output"), EXIT, CONFIDENCE]
         self.imports: dict[str, int] = {"": OPSET}
         self.ir_version = 0

@@ -6,7 +6,9 @@
 | `binding` | refuses a policy that was made for another system or model, or for other settings |
 | `graphs` | what every captured runtime is made of: the only part that needs PyTorch |
 | `options` | how a long run is stored, shown and spread over machines |
+| `results` | what a run returns |
 | `rules` | turns a policy, a rule or a bare threshold into the system's rule |
+| `stages` | the loop over the stages of a network |
 | `streaming` | gathers samples of several batches before a stage runs |
 | `sweep` | runs a system on inputs at every setting and returns a `ThresholdRecord` |
 """

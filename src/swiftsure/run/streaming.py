@@ -1,50 +1,24 @@
-"""The stream's scheduler: gathers samples that remain from several batches before a stage runs.
+"""`StageStream` gathers samples that remain from several batches before a stage runs.
 
-It keeps one queue per stage and knows nothing of arrays or devices. A runtime subclasses
-`StageStream` and says how its states are split, joined and run.
+It keeps one queue per stage. An `ExitLoop` decides who exits, and its executor runs stages.
 """
 
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swiftsure._lib import checks
+from swiftsure.run.stages import Assembly, Exited, ExitLoop, StageExecutor
 
-__all__ = ["Assembly", "StageStream", "Step", "StreamError", "Waiting"]
+__all__ = ["StageStream", "StreamError"]
 
-
-class Leaving(Protocol):
-    """Samples that exited together, as a runtime returns them."""
-
-    @property
-    def ids(self) -> Any:
-        """Numbers of the samples, ascending."""
-
-    def rows(self, first: int, stop: int) -> Any:
-        """Return the samples from `first` up to `stop`."""
-
-
-class Assembly(Protocol):
-    """A batch of `n` samples, numbered from `start`, that is assembled as they exit."""
-
-    n: int
-    start: int
-    missing: int
-
-    def put(self, left: Any) -> None:
-        """Store samples of this batch that exited."""
-
-    def whole(self) -> Any:
-        """Return the results of the batch once no sample is missing."""
-
-
-Left = TypeVar("Left", bound=Leaving)
+Result = TypeVar("Result")
+Output = TypeVar("Output")
 
 
 class StreamError(RuntimeError, ValueError):
@@ -75,22 +49,15 @@ class StreamError(RuntimeError, ValueError):
 
 
 @dataclass(frozen=True)
-class Waiting:
+class _Waiting:
     """Samples that wait for a stage: their numbers, their state, and the push they arrived with."""
 
-    ids: Any
+    ids: NDArray[np.int64]
     state: Any
     since: int
 
 
-class Step(NamedTuple, Generic[Left]):
-    """Samples that exit at a stage, and a function that selects the others: (ids, state)."""
-
-    left: Left | None
-    stay: Callable[[], tuple[Any, Any]] | None
-
-
-class StageStream(ABC, Generic[Left]):
+class StageStream(ABC, Generic[Result, Output]):
     """Runs late stages on full batches.
 
     Samples that do not exit wait before the next stage until there are `batch_size` of them. At
@@ -98,59 +65,23 @@ class StageStream(ABC, Generic[Left]):
     further pushes.
     """
 
-    def __init__(self, n_exits: int, batch_size: int, max_wait: int) -> None:
+    def __init__(self, loop: ExitLoop, batch_size: int, max_wait: int) -> None:
         self.batch_size = checks.count("batch_size", batch_size)
         self.max_wait = checks.count("max_wait", max_wait)
+        self._loop, self._executor = loop, loop.executor
         self._n_pushed = 0
         self._n_pushes = 0
-        self._queues: list[deque[Waiting]] = [deque() for _ in range(n_exits)]
-
-    # ------------------------------------------------------------------- what a runtime defines
+        self._queues: list[deque[_Waiting]] = [deque() for _ in range(loop.last + 1)]
 
     @abstractmethod
-    def _size(self, batch: Any) -> int:
-        """Return the number of samples in a batch."""
+    def _result(self, exited: Exited) -> Result:
+        """Return samples that exited as a runtime's users get them."""
 
     @abstractmethod
-    def _begin(self, batch: Any, start: int, n: int) -> tuple[Any, Any]:
-        """Return the numbers, from `start`, and the first state of n samples."""
+    def _output(self, done: Assembly) -> Output:
+        """Return the results of a batch as a runtime's users get them."""
 
-    @abstractmethod
-    def _step(self, exit_index: int, ids: Any, state: Any) -> Step[Left]:
-        """Run one stage on samples and decide who exits."""
-
-    @abstractmethod
-    def _assembly(self, batch: Any, start: int) -> Assembly:
-        """Return a batch to assemble results in; complete if it has no samples."""
-
-    @abstractmethod
-    def _form(self, state: Any) -> Any:
-        """Return what the states of samples must have in common to run in one batch."""
-
-    @abstractmethod
-    def _rows(self, state: Any, first: int, stop: int) -> Any:
-        """Return the samples from `first` up to `stop` of a state."""
-
-    @abstractmethod
-    def _joined(self, states: list[Any]) -> Any:
-        """Return several states as one."""
-
-    @abstractmethod
-    def _joined_ids(self, ids: list[Any]) -> Any:
-        """Return the numbers of several groups of samples as one array."""
-
-    @staticmethod
-    def _on_host(ids: Any) -> NDArray[np.int64]:
-        """Return the numbers of samples as an array."""
-        return np.asarray(ids)
-
-    def _context(self, state: Any) -> AbstractContextManager[None]:  # noqa: ARG002 (for subclasses)
-        """Return the context in which stages run."""
-        return nullcontext()
-
-    # ------------------------------------------------------------------------------ the schedule
-
-    def push(self, batch: Any) -> list[Left]:
+    def push(self, batch: Any) -> list[Result]:
         """Add a batch and return the samples that exited, from this batch or earlier ones.
 
         Raises
@@ -159,25 +90,11 @@ class StageStream(ABC, Generic[Left]):
             If a stage fails. The samples that it ran are lost; the error names them. Those that
             exited are in the error's `results`. All others stay, and the stream can go on.
         """
-        n = self._size(batch)
-        results: list[Left] = []
-        with self._context(batch):
-            self._n_pushes += 1
-            if n > 0:
-                ids, state = self._begin(batch, self.pushed, n)
-                self._n_pushed += n
-                self._queues[0].append(Waiting(ids, state, self._n_pushes))
-            self._drain_all(results)
-        return results
+        return self._results(self._push, batch)
 
-    def flush(self) -> list[Left]:
+    def flush(self) -> list[Result]:
         """Run all waiting samples and return their results; see `push` for errors."""
-        results: list[Left] = []
-        first = next((group for queue in self._queues for group in queue), None)
-        if first is not None:
-            with self._context(first.state):
-                self._drain_all(results, everything=True)
-        return results
+        return self._results(self._flush)
 
     @property
     def pushed(self) -> int:
@@ -203,18 +120,55 @@ class StageStream(ABC, Generic[Left]):
             )
         yield from self._run_ordered(batches)
 
-    def ordered(self, batches: Iterable[Any]) -> Iterator[Any]:
+    def ordered(self, batches: Iterable[Any]) -> Iterator[Output]:
         """Yield one `ExitOutput` per batch, in order."""
         return self.run(batches, ordered=True)
 
-    def _run_ordered(self, batches: Iterable[Any]) -> Iterator[Any]:
-        order = _BatchOrder(self._on_host)
-        for batch in batches:
-            order.open.append(self._assembly(batch, self.pushed))
-            yield from order.delivered(self.push, batch)
-        yield from order.delivered(self.flush)
+    # ------------------------------------------------------------------------------ the schedule
 
-    def _drain_all(self, results: list[Left], everything: bool = False) -> None:
+    def _results(self, run: Callable[..., list[Exited]], *given: Any) -> list[Result]:
+        """Return what a call gives, for users; also what it had before an error."""
+        try:
+            return list(map(self._result, run(*given)))
+        except StreamError as error:
+            error.results = list(map(self._result, error.results))
+            raise
+
+    def _run_ordered(self, batches: Iterable[Any]) -> Iterator[Output]:
+        order = _BatchOrder(self._executor)
+        try:
+            for batch in batches:
+                order.open.append(Assembly(self._executor.size(batch), self.pushed))
+                if not order.open[-1].n:
+                    with self._executor.context(batch):
+                        order.open[-1] = self._loop.run(batch)[0]
+                yield from map(self._output, order.delivered(self._push, batch))
+            yield from map(self._output, order.delivered(self._flush))
+        except StreamError as error:
+            error.results = list(map(self._result, error.results))
+            raise
+
+    def _push(self, batch: Any) -> list[Exited]:
+        results: list[Exited] = []
+        with self._executor.context(batch):
+            self._n_pushes += 1
+            n, state = self._executor.begin(batch)
+            if n > 0:
+                ids = np.arange(self.pushed, self.pushed + n)
+                self._n_pushed += n
+                self._queues[0].append(_Waiting(ids, state, self._n_pushes))
+            self._drain_all(results)
+        return results
+
+    def _flush(self) -> list[Exited]:
+        results: list[Exited] = []
+        first = next((group for queue in self._queues for group in queue), None)
+        if first is not None:
+            with self._executor.context(first.state):
+                self._drain_all(results, everything=True)
+        return results
+
+    def _drain_all(self, results: list[Exited], everything: bool = False) -> None:
         """Run every stage that is due; after a failure the others still run, then it is raised."""
         failed: list[StreamError] = []
         for k in range(len(self._queues)):
@@ -231,7 +185,7 @@ class StageStream(ABC, Generic[Left]):
             first.results = results
             raise first
 
-    def _drain(self, k: int, results: list[Left], everything: bool = False) -> None:
+    def _drain(self, k: int, results: list[Exited], everything: bool = False) -> None:
         """Run stage k while it has a full batch or samples that waited too long."""
         queue = self._queues[k]
         while queue:
@@ -243,42 +197,49 @@ class StageStream(ABC, Generic[Left]):
             try:
                 self._run_stage(k, parts, results)
             except Exception as error:
-                exited = [self._on_host(result.ids) for result in results[n_before:]]
-                tried = np.concatenate([self._on_host(part.ids) for part in parts])
+                exited = [result.ids for result in results[n_before:]]
+                tried = np.concatenate([part.ids for part in parts])
                 samples = np.setdiff1d(tried, np.concatenate([[], *exited]))
                 raise StreamError.of(f"Stage {k + 1}", samples, error) from error
             if k + 1 < len(self._queues):
                 self._drain(k + 1, results)  # at once, so that no queue grows long
 
-    def _run_stage(self, k: int, parts: list[Waiting], results: list[Left]) -> None:
+    def _run_stage(self, k: int, parts: list[_Waiting], results: list[Exited]) -> None:
         """Run one stage, collect the samples that exit, and queue the rest for the next stage."""
         ids, state = parts[0].ids, parts[0].state
         if len(parts) > 1:
-            ids = self._joined_ids([part.ids for part in parts])
-            state = self._joined([part.state for part in parts])
-        left, stay = self._step(k, ids, state)
-        if left is not None:
-            results.append(left)
-        if stay is not None:
-            self._queues[k + 1].append(Waiting(*stay(), parts[0].since))
+            ids = np.concatenate([part.ids for part in parts])
+            state = self._executor.joined([part.state for part in parts])
+        state = self._executor.advance(k, state)
+        exited, staying, _ = self._loop.decide(k, ids, state)
+        if exited is not None:
+            results.append(exited)
+            if staying is None:
+                return
+            ids, state = ids[staying], self._executor.select(state, staying)
+        self._queues[k + 1].append(_Waiting(ids, state, parts[0].since))
 
-    def _take(self, queue: deque[Waiting]) -> list[Waiting]:
+    def _take(self, queue: deque[_Waiting]) -> list[_Waiting]:
         """Remove up to `batch_size` samples from the head of a queue that can run in one batch."""
-        parts: list[Waiting] = []
-        count, form = 0, self._form(queue[0].state)
-        while queue and count < self.batch_size and self._form(queue[0].state) == form:
+        executor = self._executor
+        parts: list[_Waiting] = []
+        count, form = 0, executor.form(queue[0].state)
+        while queue and count < self.batch_size and executor.form(queue[0].state) == form:
             group = queue.popleft()
             room, n = self.batch_size - count, len(group.ids)
             if n > room:
-                rest = self._rows(group.state, room, n)
-                queue.appendleft(Waiting(group.ids[room:], rest, group.since))
-                group = Waiting(group.ids[:room], self._rows(group.state, 0, room), group.since)
+                first, rest = (
+                    executor.select(group.state, np.arange(*span))
+                    for span in ((0, room), (room, n))
+                )
+                queue.appendleft(_Waiting(group.ids[room:], rest, group.since))
+                group = _Waiting(group.ids[:room], first, group.since)
             parts.append(group)
             count += len(group.ids)
         return parts
 
 
-def _delivered(run: Callable[..., list[Left]], *given: Any) -> Iterator[Left]:
+def _delivered(run: Callable[..., list[Result]], *given: Any) -> Iterator[Result]:
     """Yield the results of a call; if it fails, those that it has before the error."""
     try:
         yield from run(*given)
@@ -290,12 +251,12 @@ def _delivered(run: Callable[..., list[Left]], *given: Any) -> Iterator[Left]:
 class _BatchOrder:
     """Reassembles results into the original batches, in order."""
 
-    def __init__(self, on_host: Callable[[Any], NDArray[np.int64]]) -> None:
+    def __init__(self, executor: StageExecutor) -> None:
         self.open: deque[Assembly] = deque()
-        self._on_host = on_host
-        self._parts: dict[int, list[Any]] = {}  # of batches that are not complete
+        self._executor = executor
+        self._parts: dict[int, list[Exited]] = {}  # of batches that are not complete
 
-    def delivered(self, run: Callable[..., list[Any]], *given: Any) -> Iterator[Any]:
+    def delivered(self, run: Callable[..., list[Exited]], *given: Any) -> Iterator[Assembly]:
         """Yield the batches that a call completes.
 
         If it fails, its error keeps the results of the batches that are not complete.
@@ -303,21 +264,29 @@ class _BatchOrder:
         try:
             results = run(*given)
         except StreamError as error:
-            yield from self.complete(error.results)
+            yield from self._complete(error.results)
             error.results = [part for parts in self._parts.values() for part in parts]
             raise
-        yield from self.complete(results)
+        yield from self._complete(results)
 
-    def complete(self, results: list[Any]) -> Iterator[Any]:
+    def _complete(self, results: list[Exited]) -> Iterator[Assembly]:
         for result in results:
-            ids = self._on_host(result.ids)  # ascending: queues keep the order of samples
+            ids = result.ids  # ascending: queues keep the order of samples
             for batch in self.open:
                 first, stop = np.searchsorted(ids, [batch.start, batch.start + batch.n]).tolist()
                 if first < stop:
-                    part = result.rows(first, stop)
+                    part = self._part(result, first, stop)
                     batch.put(part)
                     self._parts.setdefault(batch.start, []).append(part)
         while self.open and self.open[0].missing == 0:
             batch = self.open.popleft()
             self._parts.pop(batch.start, None)
-            yield batch.whole()
+            yield batch
+
+    def _part(self, exited: Exited, first: int, stop: int) -> Exited:
+        if stop - first == len(exited.ids):
+            return exited
+        part = slice(first, stop)
+        decided = None if exited.confidences is None else exited.confidences[part]
+        values = self._executor.rows(exited.values, part)
+        return Exited(exited.ids[part], values, exited.exit, decided)

@@ -1,6 +1,6 @@
 """Metrics in Prometheus' format."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -22,6 +22,7 @@ class Metrics:
 
     def __init__(self, load: Load, manager: PolicyManager, live: LiveStatus) -> None:
         self.registry = CollectorRegistry()
+        self.on_answer: Callable[[int, bool, float], None] | None = None
         self.requests = Counter(
             "swiftsure_requests", "Requests by HTTP status.", ["status"], registry=self.registry
         )
@@ -51,6 +52,8 @@ class Metrics:
             self._children[exit_, full] = known
         known[0].inc()
         known[1].observe(seconds)
+        if self.on_answer is not None:
+            self.on_answer(exit_, full, seconds)
 
     def count(self, status: int) -> None:
         """Count a request."""

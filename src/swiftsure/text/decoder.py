@@ -15,6 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from swiftsure.text.exit_heads import ExitHeads
 from swiftsure.text.families import FAMILIES, Family
+from swiftsure.text.fast_blocks import FastBlocks
 from swiftsure.torch.modes import refuse_training
 
 __all__ = [
@@ -76,6 +77,9 @@ class Decoder:
         Its blocks, in order.
     norm : nn.Module
         The norm between the last block and the head; `nn.Identity` if there is none.
+    exit_heads : ExitHeads or None
+    fast : FastBlocks or None
+        Compiled blocks, which a `StaticDecoder` runs in their place.
 
     Raises
     ------
@@ -88,6 +92,7 @@ class Decoder:
         self.family = family
         self.config = model.config
         self.exit_heads: ExitHeads | None = None
+        self.fast: FastBlocks | None = None
         self.stack = self._part(model, family.stack, "stack")
         self.blocks: nn.ModuleList = self._part(self.stack, family.blocks, "blocks")
         self.norm: nn.Module = self._optional(self.stack, family.norm, "norm") or nn.Identity()
@@ -303,17 +308,20 @@ def check_family(model: Any) -> None:
     refuse_training(model)
     crossed = bool(model.config.is_encoder_decoder)
     ids = torch.arange(3, 8, device=model.device)[None] % decoder.head.weight.shape[0]
-    cache: Any = DynamicCache()
-    given = {"input_ids": ids}
-    if crossed:
-        cache = EncoderDecoderCache(cache, DynamicCache())
-        given["decoder_input_ids"] = ids
-    seen: list[tuple[Tensor, Any, Tensor]] = []
 
-    def record(_block: Any, args: Any, kwargs: Any, output: Any) -> None:
-        states = args[0] if args else kwargs["hidden_states"]
+    def new_cache() -> Any:
+        own = DynamicCache()
+        return EncoderDecoderCache(own, DynamicCache()) if crossed else own
+
+    cache, given = new_cache(), {"input_ids": ids}
+    if crossed:
+        given["decoder_input_ids"] = ids
+    seen: list[tuple[dict[str, Any], Tensor]] = []
+
+    def record(block: Any, args: Any, kwargs: Any, output: Any) -> None:
         after = output[0] if isinstance(output, tuple) else output
-        seen.append((states, kwargs.get("position_embeddings"), after))
+        names = argument_names(type(block).forward)
+        seen.append((dict(zip(names, args, strict=False), **kwargs), after))
 
     hooks = [block.register_forward_hook(record, with_kwargs=True) for block in decoder.blocks]
     try:
@@ -322,13 +330,19 @@ def check_family(model: Any) -> None:
         for hook in hooks:
             hook.remove()
     own = (cache.self_attention_cache if crossed else cache).layers
-    for index, (states, rotary, _) in enumerate(seen):
+    fast = FastBlocks(decoder)
+    fast.refresh()
+    for index, (arguments, after) in enumerate(seen):
+        states, rotary = arguments["hidden_states"], arguments.get("position_embeddings")
+        again = fast.blocks[index](**arguments | {decoder.family.cache: new_cache()})
+        merged = again[0] if isinstance(again, tuple) else again
+        _check_close(f"the states after block {index}, with merged weights", merged, after, decoder)
         wanted = own[index].keys, own[index].values
         for name, ours, theirs in zip(
             ("keys", "values"), decoder.project(index, states, rotary), wanted, strict=True
         ):
             _check_close(f"the {name} of block {index}", ours, theirs, decoder)
-    scores = decoder.head(decoder.head_input(seen[-1][2][0]))
+    scores = decoder.head(decoder.head_input(seen[-1][1][0]))
     _check_close("the logits", decoder.logits(scores), found[0], decoder)
 
 

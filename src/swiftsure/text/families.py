@@ -39,6 +39,9 @@ class Logits:
     bias: str | None = None
 
 
+_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """Where models of a family keep their parts; the defaults are Llama's.
@@ -71,6 +74,9 @@ class Family:
         The block's argument for the cache.
     hands_on : names
         The block's arguments that it returns after the states, for the next block.
+    merged : groups of names
+        Linear layers of a block that have the same input, the one that it calls first before the
+        others: compiled blocks run each group as one. Groups that a model lacks are left out.
     logits : Logits
         What is done to the head's input and output.
 
@@ -93,6 +99,7 @@ class Family:
     cross_attention: str | None = None
     cache: str = "past_key_values"
     hands_on: tuple[str, ...] = ()
+    merged: tuple[tuple[str, ...], ...] = (_QKV, ("mlp.gate_proj", "mlp.up_proj"))
     logits: Logits = field(default_factory=Logits)
 
 
@@ -143,6 +150,10 @@ _MT5 = Family(
     positions="relative",
     cross_attention="layer.1.EncDecAttention",
     hands_on=("position_bias", "encoder_decoder_position_bias"),
+    merged=(
+        tuple(f"layer.0.SelfAttention.{name}" for name in "qkv"),
+        ("layer.2.DenseReluDense.wi_0", "layer.2.DenseReluDense.wi_1"),
+    ),
 )
 FAMILIES.register(_MT5, "mt5")
 FAMILIES.register(replace(_MT5, logits=Logits(scale_if="scale_decoder_outputs")), "t5")

@@ -6,13 +6,13 @@ position: each writes where it is, and its mask hides what lies behind.
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
-__all__ = ["CacheView", "KeysValues", "StaticCache", "chosen_rows", "places"]
+__all__ = ["KeysValues", "Spot", "StaticCache", "chosen_rows", "places"]
 
 KeysValues = tuple[Tensor, Tensor]
 
@@ -51,10 +51,21 @@ class StaticCache:
         """The last position that the model has an embedding for; None: it has none."""
         self.visible = capacity
         """Positions that attention reads; fewer than the capacity where shapes may change."""
+        self.step = 1
+        """What their number is a multiple of."""
 
     def embedded(self, positions: Tensor) -> Tensor:
         """Return positions that the model can embed; those beyond belong to padding."""
-        return positions if self.last_position is None else positions.clamp(max=self.last_position)
+        return _embedded(positions, self.last_position)
+
+    def show(self, positions: int) -> None:
+        """Let attention read this many positions, or a few more."""
+        self.visible = min(-(-positions // self.step) * self.step, self.capacity)
+
+    def spot(self, index: int, positions: Tensor, rows: Tensor | None) -> "Spot":
+        """Return where a block reads and writes for some rows."""
+        own, source = self.own.get(index), self.source.get(index)
+        return Spot(own, source, positions, rows, self.visible, self.last_position)
 
     def allocate(self, index: int, keys: Tensor, values: Tensor) -> None:
         """Make the buffers of a block, for keys and values of this shape and dtype."""
@@ -72,18 +83,7 @@ class StaticCache:
     ) -> None:
         """Write keys and values, (b, heads, q, head width), at positions (b, q) of these rows."""
         self.allocate(index, keys, values)
-        for buffer, new in zip(self.own[index], (keys, values), strict=True):
-            if rows is None:
-                place = positions[:, None, :, None].expand_as(new)
-                buffer[: self.n].scatter_(2, place, new)
-            else:
-                heads = torch.arange(new.shape[1], device=new.device)[None, :, None]
-                buffer[rows[:, None, None], heads, positions[:, None, :]] = new
-
-    def read(self, index: int, rows: Tensor | None) -> KeysValues:
-        """Return the keys and values of these rows, up to the last visible position."""
-        keys, values = (each[:, :, : self.visible] for each in self.own[index])
-        return chosen_rows(keys, rows, self.n), chosen_rows(values, rows, self.n)
+        _write(self.own[index], (keys, values), positions, rows)
 
     def load(self, layers: Sequence[Any], rows: Tensor | None) -> None:
         """Copy the layers of a cache that holds the prompts of these rows."""
@@ -109,67 +109,106 @@ def _buffer(like: Tensor, cache: StaticCache) -> Tensor:
     return like.new_zeros((cache.n + 1, like.shape[1], cache.capacity, like.shape[3]))
 
 
-class _Layer:
-    """A block's keys and values of the source, for some rows."""
+class Spot(NamedTuple):
+    """Where a block reads and writes keys and values.
 
-    def __init__(self, pair: KeysValues, rows: Tensor | None, n: int) -> None:
-        self._pair, self._rows, self._n = pair, rows, n
+    Attributes
+    ----------
+    own, source : pairs of buffers, or None
+        The block's own, and those of its attention to a source.
+    positions : (b, q)
+    rows : (b,), or None for all
+    visible, last_position
+        As in `StaticCache`.
+    """
 
-    @property
-    def keys(self) -> Tensor:
-        return chosen_rows(self._pair[0], self._rows, self._n)
+    own: KeysValues | None
+    source: KeysValues | None
+    positions: Tensor
+    rows: Tensor | None
+    visible: int
+    last_position: int | None
 
-    @property
-    def values(self) -> Tensor:
-        return chosen_rows(self._pair[1], self._rows, self._n)
+    def view(self) -> Any:
+        """Return the cache that the block expects: with a source, or without."""
+        own = _Own(self)
+        return own if self.source is None else CacheView(own, self.source, self.rows)
+
+
+def _write(buffers: KeysValues, pair: KeysValues, positions: Tensor, rows: Tensor | None) -> None:
+    """Write keys and values at positions of some rows of their buffers."""
+    for buffer, new in zip(buffers, pair, strict=True):
+        if rows is None:
+            place = positions[:, None, :, None].expand_as(new)
+            buffer[:-1].scatter_(2, place, new)
+        else:
+            heads = torch.arange(new.shape[1], device=new.device)[None, :, None]
+            buffer[rows[:, None, None], heads, positions[:, None, :]] = new
+
+
+def _embedded(positions: Tensor, last_position: int | None) -> Tensor:
+    return positions if last_position is None else positions.clamp(max=last_position)
 
 
 class _Own(Cache):
     """What a block's self-attention calls: writes the new positions, returns all of them."""
 
-    def __init__(self, cache: StaticCache, positions: Tensor, rows: Tensor | None) -> None:
-        self._cache, self._positions, self._rows = cache, positions, rows
-
-    @property
-    def _passed(self) -> Tensor:
-        """What models with learned positions add 0, 1, ... to: that gives the positions."""
-        shown = self._cache.embedded(self._positions)
-        return shown - torch.arange(shown.shape[1], device=shown.device)
+    def __init__(self, spot: Spot) -> None:
+        self._spot = spot
 
     def update(
         self,
         key_states: Tensor,
         value_states: Tensor,
-        layer_idx: int,
+        layer_idx: int,  # noqa: ARG002 (one compiled function runs all blocks)
         *args: Any,  # noqa: ARG002
         **kwargs: Any,  # noqa: ARG002
     ) -> KeysValues:
-        self._cache.write(layer_idx, key_states, value_states, self._positions, self._rows)
-        return self._cache.read(layer_idx, self._rows)
+        buffers, _, positions, rows, visible, _ = self._spot
+        if buffers is None:
+            raise ValueError("The block's buffers must be allocated before it runs.")
+        _write(buffers, (key_states, value_states), positions, rows)
+        keys, values = (chosen_rows(each[:, :, :visible], rows, len(each) - 1) for each in buffers)
+        return keys, values
 
     def get_seq_length(self, layer_idx: int = 0) -> Any:  # noqa: ARG002
-        return self._passed
+        """Return what models with learned positions add 0, 1, ... to: that gives the positions."""
+        shown = _embedded(self._spot.positions, self._spot.last_position)
+        return shown - torch.arange(shown.shape[1], device=shown.device)
+
+
+class _Layer:
+    """A block's keys and values of the source, for some rows."""
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values = keys, values
+
+
+class _Same:
+    """A mapping that gives the same for every block: each view is of one block."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __getitem__(self, index: int) -> Any:
+        return self._value
+
+    def get(self, index: int) -> Any:  # noqa: ARG002
+        return self._value
 
 
 class _Source(Cache):
     """The source's keys and values, which are complete."""
 
-    def __init__(self, cache: StaticCache, rows: Tensor | None) -> None:
-        self.layers: Any = {
-            index: _Layer(pair, rows, cache.n) for index, pair in cache.source.items()
-        }
+    def __init__(self, layer: _Layer) -> None:
+        self.layers: Any = _Same(layer)
 
 
 class CacheView(EncoderDecoderCache):
-    """A static cache as a block with cross-attention expects it, for some rows."""
+    """One block's part of a static cache, as a block with cross-attention expects it."""
 
-    def __init__(self, cache: StaticCache, positions: Tensor, rows: Tensor | None) -> None:
-        self.self_attention_cache: Any = _Own(cache, positions, rows)
-        self.cross_attention_cache: Any = _Source(cache, rows)
-        self.is_updated = dict.fromkeys(cache.source, True)
-
-    @staticmethod
-    def of(cache: StaticCache, positions: Tensor, rows: Tensor | None) -> Any:
-        """Return the view that the model's blocks expect: with a source, or without."""
-        view = CacheView if cache.source else _Own
-        return view(cache, positions, rows)
+    def __init__(self, own: _Own, source: KeysValues, rows: Tensor | None) -> None:
+        keys, values = (chosen_rows(each, rows, len(each) - 1) for each in source)
+        self.self_attention_cache: Any = own
+        self.cross_attention_cache: Any = _Source(_Layer(keys, values))
+        self.is_updated: Any = _Same(True)

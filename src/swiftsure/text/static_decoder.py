@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from swiftsure.run.graphs.blas import faster_blas
 from swiftsure.run.graphs.recorder import Recorder
 from swiftsure.text.decoder import Decoder, argument_names
-from swiftsure.text.static_cache import CacheView, StaticCache, chosen_rows, places
+from swiftsure.text.fast_blocks import run_block
+from swiftsure.text.static_cache import StaticCache, chosen_rows, places
 
 __all__ = ["StaticDecoder", "StaticEncoder", "StaticShape", "group_size"]
 
@@ -27,6 +28,8 @@ ATTENDED = ("attention_mask", "position_bias")
 """Block arguments whose last axis are the cached positions."""
 CHANGING_ROTARY = {"dynamic", "longrope"}
 """Types of rotary positions whose frequencies change with the length."""
+COMPILED_STEP = 32
+"""Compiled blocks read a multiple of so many positions, so that their shapes change rarely."""
 SOURCE_STATES = "encoder_hidden_states"
 SOURCE_MASKS = ("encoder_attention_mask", "encoder_decoder_position_bias")
 """Block arguments that are added to the scores of the source's positions."""
@@ -79,6 +82,8 @@ class StaticDecoder:
                 " without capture."
             )
         self.cache = StaticCache(shape.n, shape.capacity, recorder.buffers)
+        if decoder.fast is not None:
+            self.cache.step = COMPILED_STEP
         if decoder.family.positions in ("learned", "sinusoidal"):
             self.cache.last_position = int(decoder.config.max_position_embeddings) - 1
         self.blocks = list(decoder.blocks)
@@ -210,7 +215,7 @@ class StaticDecoder:
         given: dict[str, Any] = {
             "input_ids": tokens,
             "attention_mask": masks[self._windows[0]],
-            "past_key_values": CacheView.of(self.cache, positions, rows),
+            "past_key_values": self.cache.spot(0, positions, rows).view(),
             "use_cache": True,
         }
         if "position_ids" in self._stack_names:
@@ -315,11 +320,14 @@ class StaticDecoder:
         self, index: int, states: Tensor, positions: Tensor, arguments: "BlockArguments"
     ) -> Tensor:
         """Return the states after a block; its keys and values are written at the positions."""
-        given = arguments.of(index)
-        given[self.decoder.family.cache] = CacheView.of(self.cache, positions, arguments.rows)
-        output = self.blocks[index](states, **given)
-        after: Tensor = output[0] if isinstance(output, tuple) else output
-        return after
+        given, decoder = arguments.of(index), self.decoder
+        if index not in self.cache.own:
+            rotary = given.get("position_embeddings")
+            self.cache.allocate(index, *decoder.project(index, states, rotary))
+        spot = self.cache.spot(index, positions, arguments.rows)
+        if decoder.fast is not None:
+            return decoder.fast.run(index, states, given, spot)
+        return run_block(self.blocks[index], states, given, spot, decoder.family.cache)
 
     def write_skipped(
         self, index: int, states: Tensor, positions: Tensor, rows: Tensor | None

@@ -16,7 +16,7 @@ from swiftsure.run.auditing import AuditBase, AuditorBase
 from swiftsure.torch.losses import label_losses
 from swiftsure.torch.results import ExitOutput, refuse_broken
 from swiftsure.torch.segmentation import image_losses, image_size
-from swiftsure.torch.staged import batch_size, device_of, plain_output, rows_of
+from swiftsure.torch.staged import batch_size, device_of, rows_of
 
 if TYPE_CHECKING:
     from swiftsure.torch.runtime import EarlyExit
@@ -152,10 +152,7 @@ def _full_outputs(fast: "EarlyExit", chosen: _ChosenRequests, exits: Tensor, ans
     early = (exits < last).nonzero()[:, 0]
     if len(early) == 0:
         return answered
-    state = fast.model.begin(chosen.inputs(early))
-    for k in range(last + 1):
-        state = fast.stage(k, state)
-    output = plain_output(fast.answer(last, state, len(early)))
+    output = fast.full_outputs(chosen.inputs(early))
     refuse_broken(output, last, chosen.rows[early])
     if len(early) == len(exits):
         return output

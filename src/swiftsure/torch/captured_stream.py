@@ -174,7 +174,7 @@ class CapturedStream:
             if n:
                 self._put(batch, left)
             else:
-                self._empty = self._fast._run_eager(batch)
+                self._empty = self._fast.run_eager(batch)
         yield from self._completed(left)
 
     def _completed(self, left: list[Left]) -> Iterator[ExitOutput]:
@@ -241,7 +241,8 @@ class CapturedStream:
             return torch.cat([table[first : lane.n_answers], table[:over]])
 
         values = lane.plan.output([rows(value) for value in lane.values])
-        return ExitOutput(values, rows(lane.exits), None, rows(lane.decided))
+        mark = self._fast.on_invalid
+        return ExitOutput(values, rows(lane.exits), None, rows(lane.decided), on_invalid=mark)
 
     def _results(self, left: list[Left]) -> list[StreamResult]:
         """Return samples that left as results."""
@@ -257,7 +258,8 @@ class CapturedStream:
                 last = each.exit_index == self._fast.model.n_exits - 1
                 decided = None if last else lane.decided.index_select(0, where)
             raw = lane.plan.output(values)
-            found.append(StreamResult(ids, raw, each.exit_index, decided))
+            mark = self._fast.on_invalid
+            found.append(StreamResult(ids, raw, each.exit_index, decided, mark))
         return found
 
     def _is_stale(self) -> bool:
@@ -292,7 +294,8 @@ def _by_exit(part: ExitOutput, start: int) -> list[StreamResult]:
     found = []
     for k in sorted(set(part.exits.tolist())):
         rows = (part.exits == k).nonzero()[:, 0]
-        found.append(StreamResult(start + rows, rows_of(part.raw, rows), k, part.decided[rows]))
+        raw, decided = rows_of(part.raw, rows), part.decided[rows]
+        found.append(StreamResult(start + rows, raw, k, decided, part.on_invalid))
     return found
 
 
@@ -323,4 +326,5 @@ def _joined(parts: list[ExitOutput]) -> ExitOutput:
     ]
     exits = torch.cat([part.exits for part in parts])
     decided = torch.cat([part.decided for part in parts])
-    return ExitOutput(pytree.tree_unflatten(leaves, flat[0][1]), exits, None, decided)
+    raw = pytree.tree_unflatten(leaves, flat[0][1])
+    return ExitOutput(raw, exits, None, decided, on_invalid=parts[0].on_invalid)

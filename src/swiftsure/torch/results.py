@@ -1,9 +1,10 @@
-"""Results of a run: samples that exited together, and whole batches assembled from them."""
+"""Results of a run with PyTorch: of whole batches, and of samples that exited together."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -11,17 +12,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from swiftsure._lib.html import html_card
+from swiftsure.run.results import (
+    ExitOutputBase,
+    InvalidSampleError,
+    StreamResultBase,
+    refuse_output,
+)
 from swiftsure.torch.staged import flattened, plain_output, shapes_of
-
-if TYPE_CHECKING:
-    from swiftsure.torch.audit import Audit
 
 __all__ = [
     "ExitOutput",
-    "Gathered",
     "InvalidSampleError",
     "StreamResult",
+    "assembled",
     "broken_rows",
     "joined",
     "owned",
@@ -31,61 +34,12 @@ __all__ = [
 ]
 
 
-class InvalidSampleError(ValueError):
-    """Some samples have no valid answer: their output is NaN or infinite.
+@dataclass(frozen=True, repr=False)
+class ExitOutput(ExitOutputBase):
+    """Results of a batch, in the order of the batch, as tensors.
 
-    Attributes
-    ----------
-    samples : (m,)
-        Which ones: rows of the batch, or numbers of samples in a stream.
+    Attributes are those of `swiftsure.run.results.ExitOutputBase`.
     """
-
-    def __init__(self, message: str, samples: Sequence[int]) -> None:
-        super().__init__(message)
-        self.samples: NDArray[np.int64] = np.asarray(samples, np.int64)
-
-
-@dataclass(frozen=True)
-class ExitOutput:
-    """Results of a batch, in the order of the batch.
-
-    Attributes
-    ----------
-    outputs
-        What the heads return, with the batch first. Logits are divided by the exit's temperature
-        if it is not 1, in float32 or wider. Reading this raises `InvalidSampleError` if a sample's
-        largest logit is not finite, unless invalid samples are marked.
-    invalid : (n,)
-        Whether each sample has no valid answer. With `EarlyExit(..., on_invalid="mark")` their rows
-        of `outputs` mean nothing, and those of all other samples are valid.
-    failures : dict
-        Why the model raised an error, by row; such samples are invalid and have exit -1.
-    exits : (n,)
-        Exit of each sample, 0-based.
-    confidences : (n, n_exits - 1)
-        Confidences that the decisions used; NaN if an exit was not reached or its head not needed.
-        None from a stream.
-    audit : Audit, optional
-        The full model's answers to some of the samples, if the runtime audits.
-    """
-
-    raw: Any
-    exits: Tensor
-    confidences: Tensor | None
-    decided: Tensor
-    audit: "Audit | None" = None
-    on_invalid: str = "raise"
-    failures: Mapping[int, str] = field(default_factory=dict)
-
-    @cached_property
-    def outputs(self) -> Any:
-        """Outputs of all samples, checked on first read.
-
-        On a GPU the check waits for the device, so it is delayed to let the next batch start.
-        """
-        if self.on_invalid == "raise":
-            refuse_broken(self.raw, self.exits)
-        return ordinary(self.raw)
 
     @cached_property
     def invalid(self) -> Tensor:
@@ -95,18 +49,15 @@ class ExitOutput:
             found = found.index_fill(0, torch.tensor([*self.failures], device=found.device), True)
         return found
 
-    @property
-    def _counts(self) -> list[int]:
-        counts: list[int] = self.exits[self.exits >= 0].bincount().tolist()
-        return counts
+    def _refuse_broken(self) -> None:
+        refuse_broken(self.raw, self.exits)
 
-    def __repr__(self) -> str:
-        return f"ExitOutput(n={len(self.exits)}, samples_per_exit={self._counts})"
+    def _built(self) -> Any:
+        return ordinary(self.raw)
 
-    def _repr_html_(self) -> str:
-        counts = self._counts
-        facts = {f"exited at exit {k + 1}": f"{count:,}" for k, count in enumerate(counts)}
-        return html_card("ExitOutput", {"samples": f"{len(self.exits):,}"} | facts)
+    def _on_host(self) -> NDArray[np.int64]:
+        exits: NDArray[np.int64] = self.exits.cpu().numpy()
+        return exits
 
     @property
     def predictions(self) -> Tensor:
@@ -120,89 +71,47 @@ class ExitOutput:
 
 
 @dataclass(frozen=True)
-class StreamResult:
-    """Samples that exited together.
+class StreamResult(StreamResultBase):
+    """Samples that exited together, as tensors.
 
-    Attributes
-    ----------
-    ids : (m,)
-        Numbers of the samples, ascending, counted from 0 in the order in which they were pushed.
-    outputs
-        What the exit's head returned, with the samples first; checked on first read.
-    exit : int
-        Their exit, 0-based.
-    invalid : (m,)
-        Whether each sample has no valid answer, as in `ExitOutput`.
+    Attributes are those of `swiftsure.run.results.StreamResultBase`.
     """
-
-    ids: Tensor
-    raw: Any
-    exit: int
-    decided: Tensor | None = None  # the confidences at which they exited; None at the last exit
-    on_invalid: str = "raise"
-
-    @cached_property
-    def outputs(self) -> Any:
-        """Outputs of these samples; raises if one is not valid, unless invalid ones are marked."""
-        if self.on_invalid == "raise":
-            refuse_broken(self.raw, self.exit, self.ids)
-        return ordinary(self.raw)
 
     @cached_property
     def invalid(self) -> Tensor:
         """Whether each sample has no valid answer, (m,)."""
         return _invalid_rows(self.raw, len(self.ids))
 
-    def rows(self, first: int, stop: int) -> "StreamResult":
-        """Return the samples from `first` up to `stop`."""
-        part = slice(first, stop)
-        raw = pytree.tree_map_only(Tensor, lambda leaf: leaf[part], self.raw)
-        decided = None if self.decided is None else self.decided[part]
-        return StreamResult(self.ids[part], raw, self.exit, decided, self.on_invalid)
+    def _refuse_broken(self) -> None:
+        refuse_broken(self.raw, self.exit, self.ids)
+
+    def _built(self) -> Any:
+        return ordinary(self.raw)
 
 
-class Gathered:
-    """A batch of n samples, numbered from `start`, assembled as they exit."""
-
-    @torch.inference_mode(False)  # users may compute with these tensors, also with gradients
-    def __init__(self, n: int, device: torch.device, start: int = 0) -> None:
-        self.n, self.start, self.missing = n, start, n
-        self.exits = torch.zeros(n, dtype=torch.long, device=device)
-        self.decided = torch.zeros(n, device=device)
-        self._leaves: list[Any] = []
-        self._structure: Any = None
-
-    def put(self, left: StreamResult) -> None:
-        """Store the outputs and exits of some samples of this batch."""
-        where = left.ids - self.start if self.start else left.ids
-        self.exits.index_fill_(0, where, left.exit)
-        if left.decided is not None:
-            self.decided.index_copy_(0, where, left.decided)
-        self.missing -= len(where)
-        leaves, structure = flattened(left.raw)
-        if self._structure is None:
-            self._structure = structure
-            if len(where) == self.n:  # all at once, and in order
-                self._leaves = list(leaves)
-                return
-            self._leaves = [_empty_like(leaf, self.n) for leaf in leaves]
-        if structure != self._structure or not all(map(_same_form, self._leaves, leaves)):
-            what = "shape" if structure == self._structure else "structure"
-            before = pytree.tree_unflatten(self._leaves, self._structure)
+@torch.inference_mode(False)
+def assembled(parts: Sequence[tuple[Tensor, Any]], n: int) -> Any:
+    """Return outputs of n samples from those of some rows each; raises unless all are alike."""
+    first, structure = flattened(parts[0][1])
+    whole = list(first)
+    for _, values in parts[1:]:
+        leaves, other = flattened(values)
+        if other != structure or not all(map(_same_form, whole, leaves)):
+            what = "shape" if other == structure else "structure"
             raise ValueError(
-                f"Exits must return outputs of the same {what}, but got {shapes_of(left.raw)} after"
-                f" {shapes_of(before)}: find the exit with `swiftsure.torch.check`."
+                f"Exits must return outputs of the same {what}, but got {shapes_of(values)} after"
+                f" {shapes_of(parts[0][1])}: find the exit with `swiftsure.torch.check`."
             )
-        for i, leaf in enumerate(leaves):
+        for k, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor):
-                # Use the wider dtype: the first exit must not set the precision of later ones.
-                dtype = torch.promote_types(self._leaves[i].dtype, leaf.dtype)
-                self._leaves[i] = self._leaves[i].to(dtype).index_copy_(0, where, leaf.to(dtype))
-
-    def whole(self, confidences: Tensor | None = None) -> ExitOutput:
-        """Return the batch; call it once no sample is missing."""
-        raw = pytree.tree_unflatten(self._leaves, self._structure)
-        return ExitOutput(raw, self.exits, confidences, self.decided)
+                # Use the widest dtype: the first exit must not set the precision of later ones.
+                whole[k] = whole[k].to(torch.promote_types(whole[k].dtype, leaf.dtype))
+    for k, leaf in enumerate(whole):
+        if isinstance(leaf, Tensor):
+            whole[k] = leaf.new_empty((n, *leaf.shape[1:]))
+            for rows, values in parts:
+                whole[k].index_copy_(0, rows, flattened(values)[0][k].to(leaf.dtype))
+    return pytree.tree_unflatten(whole, structure)
 
 
 @torch.inference_mode(False)
@@ -228,6 +137,8 @@ def joined(parts: Sequence[tuple[Tensor, ExitOutput]]) -> ExitOutput:
 @torch.inference_mode(False)
 def ordinary(tree: Any) -> Any:
     """Return a nested structure with inference tensors cloned, so that gradients work."""
+    if isinstance(tree, Tensor):
+        return tree.clone() if tree.is_inference() else tree
     return pytree.tree_map_only(
         Tensor, lambda leaf: leaf.clone() if leaf.is_inference() else leaf, tree
     )
@@ -236,13 +147,9 @@ def ordinary(tree: Any) -> Any:
 @torch.inference_mode(False)
 def owned(tree: Any) -> Any:
     """Return a copy of a head's output, which may alias its state, the batch or a weight."""
+    if isinstance(tree, Tensor):
+        return tree.clone()
     return pytree.tree_map_only(Tensor, torch.clone, tree)
-
-
-@torch.inference_mode(False)
-def _empty_like(leaf: Any, n: int) -> Any:
-    """Return an empty tensor for n samples like this one; anything else as it is."""
-    return leaf.new_empty((n, *leaf.shape[1:])) if isinstance(leaf, Tensor) else leaf
 
 
 def _same_form(one: Any, two: Any) -> bool:
@@ -284,6 +191,11 @@ def refuse_broken(output: Any, exits: int | Tensor, samples: Tensor | None = Non
     samples : (n,), optional
         Their numbers, for the error; positions by default.
     """
+    values = plain_output(output)
+    on_host = isinstance(values, Tensor) and values.ndim == 2 and values.device.type == "cpu"
+    # One number tells most of the time: a sum is not finite if any of its parts is not.
+    if on_host and values.numel() and math.isfinite(values.amax(dim=1).sum().item()):
+        return
     broken = broken_rows(output)
     if broken is None or not broken.any():
         return
@@ -294,17 +206,6 @@ def refuse_broken(output: Any, exits: int | Tensor, samples: Tensor | None = Non
     refuse_output(exit_index, *named)
 
 
-def refuse_output(exit_index: int, sample: int, *others: int) -> NoReturn:
-    """Raise for samples whose answers are not valid; the first one's logits at an exit are not."""
-    raise InvalidSampleError(
-        f"The output of exit {exit_index + 1} is NaN or infinite for sample"
-        f" {_and_others(sample, others)}. Logits must"
-        " be finite; a classifier may mask some classes, but not all, with −inf. Look for NaN and"
-        " very large numbers in the inputs, or run in a wider dtype.",
-        [sample, *others],
-    )
-
-
 def refuse_confidence(exit_index: int, sample: int) -> NoReturn:
     """Raise for a sample whose confidence is NaN, which a record must not hold."""
     raise InvalidSampleError(
@@ -312,7 +213,3 @@ def refuse_confidence(exit_index: int, sample: int) -> NoReturn:
         " look for NaN and very large numbers in its inputs, or run in a wider dtype.",
         [sample],
     )
-
-
-def _and_others(sample: int, others: Sequence[int]) -> str:
-    return f"{sample} (and {len(others):,} more: see `samples`)" if others else str(sample)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -16,35 +17,24 @@ from torch.utils import _pytree as pytree
 from swiftsure._lib import checks
 from swiftsure.certify.policy import Policy
 from swiftsure.certify.slices import SlicedPolicy
-from swiftsure.exits import exits_in_use, reaches
 from swiftsure.monitor import Monitor
 from swiftsure.run import PolicyBinding
 from swiftsure.run.graphs.conditional import can_branch
 from swiftsure.run.graphs.precision import inference
 from swiftsure.run.graphs.recorder import CaptureLimits
 from swiftsure.run.slices import BySlice, full_model_policy
+from swiftsure.run.stages import ExitLoop
 from swiftsure.scores import LearnedScore
 from swiftsure.torch.audit import Auditor
 from swiftsure.torch.captured import Captures
+from swiftsure.torch.executor import TorchExecutor
 from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.marking import run_marking
 from swiftsure.torch.modes import model_device, refuse_training
 from swiftsure.torch.replaying import ReplayedModel
-from swiftsure.torch.results import ExitOutput, Gathered, StreamResult, joined, owned
-from swiftsure.torch.scoring import (
-    MODEL_SCORE,
-    confidence,
-    known_score,
-    warn_of_probabilities,
-)
-from swiftsure.torch.staged import (
-    StagedModel,
-    device_of,
-    exit_output,
-    plain_output,
-    refuse_unstaged,
-    rows_of,
-)
+from swiftsure.torch.results import ExitOutput, joined
+from swiftsure.torch.scoring import MODEL_SCORE, known_score, warn_of_probabilities
+from swiftsure.torch.staged import StagedModel, device_of, refuse_unstaged, rows_of
 from swiftsure.torch.staged import batch_size as size_of
 
 __all__ = ["EarlyExit"]
@@ -140,8 +130,7 @@ class EarlyExit(nn.Module):
         self.policy = policy
         self.auditor = Auditor.of(audit, monitor, policy)
         self.on_invalid = checks.choice("on_invalid", on_invalid, ["raise", "mark"])
-        self._thresholds = binding.exit_thresholds(model.n_exits)
-        self._used = exits_in_use(self._thresholds, strict=policy.strict, min_exit=policy.min_exit)
+        thresholds = binding.exit_thresholds(model.n_exits)
         binding.check_score(score)
         self.score = known_score("policy.score", policy.rule.score)
         self.dtype = binding.dtype(dtype)
@@ -152,9 +141,10 @@ class EarlyExit(nn.Module):
         # Cached: walking the modules of a deep model takes as long as some of its layers.
         self._submodules = list(model.modules()) if isinstance(model, nn.Module) else []
         make = _compiled_stage if compile else partial
-        self._stages: list[Callable[[Any], Any]] = [
-            make(model.advance, k) for k in range(model.n_exits)
-        ]
+        stages = [make(model.advance, k) for k in range(model.n_exits)]
+        self.executor = TorchExecutor(self, stages)
+        rule: Any = {"strict": policy.strict, "min_exit": policy.min_exit}
+        self.loop = ExitLoop(self.executor, thresholds, **rule)
         self._settings: dict[str, Any] = {"compile": compile, "capture": capture}
         limits = capture if isinstance(capture, CaptureLimits) else None
         self.captures = Captures(self, limits, compile) if capture else None
@@ -169,7 +159,7 @@ class EarlyExit(nn.Module):
         found = EarlyExit(
             self.model, policy, audit=self.auditor, on_invalid=self.on_invalid, **self._settings
         )
-        found._stages = self._stages
+        found.executor.stages = self.executor.stages
         return found
 
     def save_pretrained(self, folder: str | os.PathLike[str], tokenizer: Any = None) -> None:
@@ -334,7 +324,7 @@ class EarlyExit(nn.Module):
         if self.captures is None:
             self.check_mode()
         device = device_of(batch)
-        expected = model_device(self.model)
+        expected = self._weights.device
         if expected not in (None, device) and not _has_parameter_on(self.model, device):
             raise ValueError(
                 f"`batch` is on {device}, but the model is on {expected}: move one of them."
@@ -345,7 +335,7 @@ class EarlyExit(nn.Module):
 
     def check_mode(self) -> None:
         """Raise if the model is in training mode, or no longer the one that the policy is for."""
-        if any(part.training for part in self._submodules):
+        if any(map(_training, self._submodules)):
             refuse_training(self.model)
         self.check_weights()
 
@@ -375,90 +365,36 @@ class EarlyExit(nn.Module):
                 stacklevel=4,
             )
 
-    def look_at(self, raw: Any) -> None:
-        """Warn, at the first answers, if the model gives probabilities where it should logits."""
+    def check_first_outputs(self, raw: Any) -> None:
+        """Warn, at the first outputs, if they are probabilities where they should be logits."""
         if self._looked or not isinstance(raw, Tensor) or not len(raw):
             return
         self._looked = True
         if self.score != MODEL_SCORE:
             warn_of_probabilities(raw, stacklevel=6)
 
-    def stage(self, exit_index: int, state: Any) -> Any:
-        """Return the state at an exit, from the one before; runs the compiled stage if any."""
-        return self._stages[exit_index](state)
-
-    def may_fire(self, exit_index: int) -> bool:
-        """Return whether any confidence can make a sample exit here."""
-        return exit_index in self._used
-
-    def answer(self, exit_index: int, state: Any, n: int) -> Any:
-        """Return an exit's output for n samples, after the policy's temperature."""
-        temperatures = self.policy.temperatures
-        temperature = 1.0 if temperatures is None else temperatures[exit_index]
-        return exit_output(self.model, exit_index, state, n, temperature)
-
-    def part(
-        self, exit_index: int, output: Any, ids: Tensor
-    ) -> tuple[StreamResult | None, Tensor | None, Tensor]:
-        """Return (samples that exit or None, rows that stay or None, all confidences)."""
-        scores = confidence(self.score, output, exit_index)
-        level = self._thresholds[exit_index]
-        staying = ~reaches(scores, level, strict=self.policy.strict)
-        # The only synchronisation of an exit: later shapes depend on how many samples stay.
-        n_stay = int(staying.sum())
-        if n_stay == len(scores):
-            return None, None, scores
-        values = plain_output(output)
-        if n_stay == 0:
-            return StreamResult(ids, owned(values), exit_index, scores), None, scores
-        order = staying.logical_not().byte().argsort(stable=True)  # staying samples first
-        stay, gone = order[:n_stay], order[n_stay:]
-        left = StreamResult(ids[gone], rows_of(values, gone), exit_index, scores[gone])
-        return left, stay, scores
+    def full_outputs(self, batch: Any) -> Any:
+        """Return the full model's outputs; call it in `context`."""
+        return self.executor.full(batch)
 
     def _run(self, batch: Any) -> ExitOutput:
         if self.on_invalid == "raise":
             found = self._run_whole(batch)
         else:
             found = run_marking(self._run_whole, batch)
-        self.look_at(found.raw)
+        if not self._looked:
+            self.check_first_outputs(found.raw)
         return found
 
     def _run_whole(self, batch: Any) -> ExitOutput:
         if self.captures is None or size_of(batch) == 0:
-            return self._run_eager(batch)
+            return self.run_eager(batch)
         return self.captures.call(batch)
 
-    def _run_eager(self, batch: Any) -> ExitOutput:
-        model, n, device = self.model, size_of(batch), device_of(batch)
-        last = model.n_exits - 1
-        with torch.inference_mode(False):
-            seen = torch.full((n, last), torch.nan, device=device)
-        gathered = Gathered(n, device)
-        here, n_here = torch.arange(n, device=device), n
-        state = model.begin(batch)
-        for k in range(last):
-            state = self.stage(k, state)
-            if not self.may_fire(k):
-                continue
-            output = self.answer(k, state, n_here)
-            left, stay, scores = self.part(k, output, here)
-            if n_here == n:
-                seen[:, k] = scores
-            else:
-                seen[here, k] = scores
-            if left is None:
-                continue
-            gathered.put(left)
-            if stay is None:
-                break
-            here, n_here = here[stay], len(stay)
-            state = model.select(state, stay)
-        else:
-            output = self.answer(last, self.stage(last, state), n_here)
-            gathered.put(StreamResult(here, owned(plain_output(output)), last))
-        found = gathered.whole(seen)
-        if device.type == "cpu" and self.on_invalid == "raise":
+    def run_eager(self, batch: Any) -> ExitOutput:
+        """Run a batch without graphs."""
+        found = self.executor.output(*self.loop.run(batch), self.on_invalid)
+        if self.on_invalid == "raise" and found.exits.device.type == "cpu":
             _ = found.outputs  # checked now: nothing to wait for on a CPU
         return found
 
@@ -468,36 +404,45 @@ class _Weights:
 
     def __init__(self, model: Any) -> None:
         parts = list(model.modules()) if isinstance(model, nn.Module) else []
-        self._children = [part._modules for part in parts if part._modules]
         self._parameters = [part._parameters for part in parts if part._parameters]
-        # Buffers that are not saved with the model are run-time state.
-        self._buffers = [
-            (part._buffers, name)
-            for part in parts
-            for name in part._buffers
-            if name not in part._non_persistent_buffers_set
-        ]
+        self._tables: list[dict[str, Any]] = [part._modules for part in parts if part._modules]
+        self._tables += self._parameters
+        self._named: list[tuple[dict[str, Any], str]] = []
+        for part in parts:
+            # Buffers that are not saved with the model are run-time state.
+            names = [each for each in part._buffers if each not in part._non_persistent_buffers_set]
+            if names and len(names) == len(part._buffers):
+                self._tables.append(part._buffers)
+            else:
+                self._named += [(part._buffers, name) for name in names]
         self._parts = self._ids()
         self._tracked = [each for each in self._tensors() if not each.is_inference()]
-        self._versions = [each._version for each in self._tracked]
+        self._versions = list(map(_version, self._tracked))
+
+    @property
+    def device(self) -> torch.device | None:
+        """Device of the first parameter; None without any."""
+        values = chain.from_iterable(table.values() for table in self._parameters)
+        return next((each.device for each in values if each is not None), None)
 
     def changed(self) -> bool:
         """Return whether a part was replaced, or a tensor changed in place."""
-        return (
-            self._ids() != self._parts
-            or [each._version for each in self._tracked] != self._versions
-        )
+        return self._ids() != self._parts or list(map(_version, self._tracked)) != self._versions
 
     def _ids(self) -> list[int]:
         # As few steps of the interpreter as possible: this runs before every batch.
-        tables: Iterable[dict[str, Any]] = chain(self._children, self._parameters)
-        values = chain.from_iterable(table.values() for table in tables)
-        return [*map(id, values), *(id(table.get(name)) for table, name in self._buffers)]
+        found = map(id, chain.from_iterable(map(_values, self._tables)))
+        return [*found, *(id(table.get(name)) for table, name in self._named)]
 
     def _tensors(self) -> list[Tensor]:
-        tensors = [each for table in self._parameters for each in table.values()]
-        tensors += [table.get(name) for table, name in self._buffers]  # type: ignore[misc]
-        return [each for each in tensors if each is not None]
+        values = chain.from_iterable(map(_values, self._tables))
+        named = (table.get(name) for table, name in self._named)
+        return [each for each in chain(values, named) if isinstance(each, Tensor)]
+
+
+_values: Callable[[dict[str, Any]], Iterable[Any]] = dict.values
+_version = attrgetter("_version")
+_training = attrgetter("training")
 
 
 def _compiled_stage(advance: Callable[[int, Any], Any], exit_index: int) -> Callable[[Any], Any]:

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, special
 
 from swiftsure._lib import checks
@@ -32,7 +33,12 @@ from swiftsure.run.graphs.row_compaction import has_triton
 from swiftsure.scores import SHIFT, STEPS, LearnedScore
 from swiftsure.scores import warn_of_probabilities as warn_of_rows
 from swiftsure.scores.features import DEFAULT_FEATURES, EDGE
-from swiftsure.scores.kernels import learned_confidences
+from swiftsure.scores.kernels import (
+    CLASS_SCORES,
+    MOST_LOGITS,
+    class_confidences,
+    learned_confidences,
+)
 from swiftsure.torch.staged import Scored, Tempered, plain_output
 
 __all__ = [
@@ -203,8 +209,11 @@ def confidence(name: str | LearnedScore, output: Any, exit_index: int = 0) -> Te
         output, temperature = output.given, output.temperature
     if name == MODEL_SCORE:
         return _own_confidence(output)
-    measure = SCORES[name] if name in SCORES else IMAGE_SCORES[str(known_score("score", name))]
     values = plain_output(output)
+    if name in CLASS_SCORES and _on_host(values) and 0 < values.numel() <= MOST_LOGITS:
+        found = class_confidences(_rows(values), temperature, CLASS_SCORES[name])
+        return torch.from_numpy(found)
+    measure = SCORES[name] if name in SCORES else IMAGE_SCORES[str(known_score("score", name))]
     form = "(n, n_classes, height, width)" if name in IMAGE_SCORES else "(n, n_classes)"
     ndim = 4 if name in IMAGE_SCORES else 2
     if not isinstance(values, Tensor) or values.ndim != ndim:
@@ -228,8 +237,8 @@ def _learned(score: LearnedScore, output: Any, exit_index: int) -> Tensor:
     of_classes = isinstance(logits, Tensor) and logits.ndim == 2 and logits.shape[1] > 1
     if of_classes and score.features == DEFAULT_FEATURES and not torch.compiler.is_compiling():
         weights = (*score.slopes(exit_index), temperature)
-        if type(logits) is Tensor and logits.device.type == "cpu":
-            rows = logits.detach().double().contiguous().numpy()
+        if _on_host(logits):
+            rows = _rows(logits)
             return torch.from_numpy(learned_confidences(rows, temperature, np.asarray(weights)))
         if has_triton(logits) and logits.shape[1] <= MOST_CLASSES:
             return _fused(logits, weights)
@@ -239,6 +248,26 @@ def _learned(score: LearnedScore, output: Any, exit_index: int) -> Tensor:
     doubles = {name: (each.cpu() if host else each).double() for name, each in parts.items()}
     found: Tensor = score.at(torch, exit_index, doubles)
     return found.float().to(device)
+
+
+def _on_host(logits: Any) -> bool:
+    """Return whether a loop on the host can score logits: nobody follows the operations."""
+    return (
+        type(logits) is Tensor
+        and logits.ndim == 2
+        and logits.shape[1] > 1
+        and logits.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and not torch._C._len_torch_dispatch_stack()
+    )
+
+
+def _rows(logits: Tensor) -> NDArray[np.float64]:
+    """Return logits on the CPU as an array."""
+    values = logits.detach()
+    if values.dtype not in (torch.float32, torch.float64):
+        values = values.double()
+    return np.ascontiguousarray(values.numpy(), np.float64)
 
 
 def _fused(logits: Tensor, weights: tuple[float, ...]) -> Tensor:

@@ -42,7 +42,7 @@ def signature_of(batch: Any) -> Signature:
 def segment_exits(fast: "EarlyExit", full: bool = False) -> list[int]:
     """Return the exits that end a segment: those that may fire, and the last one."""
     last = fast.model.n_exits - 1
-    return [*(k for k in range(last) if not full and fast.may_fire(k)), last]
+    return [*(k for k in range(last) if not full and fast.loop.can_exit(k)), last]
 
 
 class Step(NamedTuple):
@@ -146,7 +146,7 @@ class SegmentPlan:
         """Return the threshold of the exit that ends a segment; 0 for the last, which has none."""
         if segment == self.last:
             return 0.0
-        return float(self.fast._thresholds[self.exits[segment]])
+        return float(self.fast.loop.thresholds[self.exits[segment]])
 
     def stages_text(self, segment: int) -> str:
         """Return the stages of a segment in words, counted from 1."""

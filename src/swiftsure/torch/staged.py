@@ -202,6 +202,8 @@ def plain_output(output: Any) -> Any:
 
 def rows_of(tree: Any, index: Tensor) -> Any:
     """Return some rows of every tensor in a nested structure."""
+    if isinstance(tree, Tensor):  # pytree takes microseconds
+        return tree.index_select(0, index)
     return pytree.tree_map_only(Tensor, lambda leaf: leaf.index_select(0, index), tree)
 
 
@@ -225,6 +227,8 @@ def shapes_of(tree: Any) -> Any:
 
 def batch_size(tree: Any) -> int:
     """Return the length of the first axis of the first tensor in a nested structure."""
+    if isinstance(tree, Tensor) and tree.ndim > 0:
+        return tree.shape[0]
     for leaf in pytree.tree_leaves(tree):
         if isinstance(leaf, Tensor) and leaf.ndim > 0:
             return leaf.shape[0]
@@ -236,6 +240,8 @@ def batch_size(tree: Any) -> int:
 
 def device_of(tree: Any) -> torch.device:
     """Return the device of the first tensor in a nested structure."""
+    if isinstance(tree, Tensor):
+        return tree.device
     for leaf in pytree.tree_leaves(tree):
         if isinstance(leaf, Tensor):
             return leaf.device

@@ -12,6 +12,8 @@ __all__ = ["inference"]
 def inference(device: torch.device, dtype: str | None) -> Iterator[None]:
     """Disable gradients and autocast to a dtype; no autocast for None and "float32"."""
     kind = None if dtype in (None, "float32") else getattr(torch, str(dtype))
+    # Gives a new thread the number of `torch.set_num_threads`; matrix products alone do not.
+    torch.get_num_threads()
     with torch.inference_mode():
         if kind is None and not torch.is_autocast_enabled(device.type):
             yield  # entering a disabled autocast would take as long as a small layer

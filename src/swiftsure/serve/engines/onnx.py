@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftsure.losses import LOSSES, PIXEL_LOSSES
+from swiftsure.onnx.results import refuse_broken
 from swiftsure.onnx.runtime import EarlyExit
 from swiftsure.onnx.scoring import MODEL_SCORE, confidence
 from swiftsure.onnx.stages import Answer as HeadAnswer
@@ -145,15 +146,10 @@ class OnnxEngine:
         return _answers(out.build, out.raw, out.exits, scores)
 
     def _full(self, samples: Sequence[Any]) -> list[Answer]:
-        stages = self.fast.stages
-        state = stages.begin(_batch(samples))
-        for k in range(self.n_exits):
-            state = stages.advance(k, state)
         n = len(samples)
-        found = self.fast.finish(np.arange(n), state)
-        _ = found.outputs  # raises if one is not valid
-        exits = np.full(n, self.n_exits - 1)
-        return _answers(stages.output, found.raw, exits, self._last_scores(found.raw, n))
+        raw, exits = self.fast.full_outputs(_batch(samples)), np.full(n, self.n_exits - 1)
+        refuse_broken(raw, exits, np.arange(n))
+        return _answers(self.fast.stages.output, raw, exits, self._last_scores(raw, n))
 
     def _last_scores(self, raw: list[NDArray[Any]], n: int) -> list[float | None]:
         """Return the confidences of logits, which are those of the last exit where it was used."""

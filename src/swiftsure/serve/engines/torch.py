@@ -29,7 +29,6 @@ from swiftsure.torch.costs import exit_and_full_flops, exit_seconds, full_second
 from swiftsure.torch.modes import model_device
 from swiftsure.torch.results import ExitOutput, broken_rows
 from swiftsure.torch.scoring import confidence
-from swiftsure.torch.staged import plain_output
 
 __all__ = ["TorchEngine"]
 
@@ -170,7 +169,7 @@ class TorchEngine:
         served = full = pytree.tree_map_only(np.ndarray, torch.from_numpy, answer.output)
         if answer.exit < self.n_exits - 1:
             with self.fast.context(batch):
-                full = pytree.tree_map_only(Tensor, _on_host, self._full(batch))
+                full = pytree.tree_map_only(Tensor, _on_host, self.fast.full_outputs(batch))
             broken = broken_rows(full)
             if broken is not None and broken.any():
                 raise ValueError("the full model's answer is not finite")
@@ -188,14 +187,6 @@ class TorchEngine:
             lambda *leaves: torch.from_numpy(np.stack(leaves)).to(self._device), *samples
         )
 
-    def _full(self, batch: Any) -> Any:
-        model = self.fast.model
-        state = model.begin(batch)
-        for k in range(self.n_exits):
-            state = self.fast.stage(k, state)
-        n = pytree.tree_leaves(batch)[0].shape[0]
-        return plain_output(self.fast.answer(self.n_exits - 1, state, n))
-
     def _run(
         self, batch: Any, n: int, fast: EarlyExit | None
     ) -> list[Answer | InvalidRequestError]:
@@ -203,7 +194,7 @@ class TorchEngine:
             if fast is not None:
                 return self._answers(fast(batch))
             with self.fast.context(batch):
-                output = self._full(batch)
+                output = self.fast.full_outputs(batch)
                 last = torch.full((n,), self.n_exits - 1)
                 return self._answers(
                     ExitOutput(output, last, None, torch.zeros(n), on_invalid="mark")

@@ -19,7 +19,8 @@ from swiftsure.run.graphs.conditional import run_if
 from swiftsure.run.graphs.recorder import CaptureBudget, CaptureLimits, Recorder
 from swiftsure.text.bild.decoding import Decoding, Question, Questions
 from swiftsure.text.bild.rules import DraftRule, Judgement, Proposal, Rollback
-from swiftsure.text.decoder import decoder_of
+from swiftsure.text.decoder import Decoder, decoder_of
+from swiftsure.text.fast_blocks import FastBlocks
 from swiftsure.text.sessions import Sessions
 from swiftsure.text.static_decoder import StaticDecoder, StaticEncoder, StaticShape
 
@@ -62,15 +63,14 @@ class StaticReader:
 
     Parameters
     ----------
-    model : PreTrainedModel
-        From a known family.
+    decoder : Decoder
+        The model's.
     shape : StaticShape
     recorder : Recorder
     """
 
-    def __init__(self, model: Any, shape: StaticShape, recorder: Recorder) -> None:
-        self.model, self.recorder = model, recorder
-        self.decoder = decoder_of(model)
+    def __init__(self, decoder: Decoder, shape: StaticShape, recorder: Recorder) -> None:
+        self.decoder, self.model, self.recorder = decoder, decoder.model, recorder
         self.static = StaticDecoder(self.decoder, shape, recorder)
         self._encoder = StaticEncoder(self.static, recorder) if shape.source else None
         self.n, self.capacity = shape.n, shape.capacity
@@ -80,7 +80,7 @@ class StaticReader:
         self._found: dict[tuple[int, int], Tensor] = {}
         self._graphs: dict[tuple[str, int], Any] = {}
         self._event = recorder.event()
-        device = model.device
+        device = self.model.device
         self._chain = torch.zeros((2, shape.n, DRAFTED), device=device)
         """Tokens of a draft, and their probabilities."""
         self._sure = torch.zeros(shape.n, dtype=torch.bool, device=device)
@@ -209,7 +209,7 @@ class StaticReader:
                 given[2, row] = len(new) - 1
         if not self.recorder.captures:
             active = [s + len(new) for new, s in zip(fed, starts, strict=True) if new]
-            self.static.cache.visible = min(max(active) + width + DRAFTED, self.capacity)
+            self.static.cache.show(max(active) + width + DRAFTED)
         if width not in self._fed:
             size = 3, self.n, width
             self._fed[width] = torch.zeros(size, dtype=torch.long, device=self.model.device)
@@ -249,12 +249,22 @@ class CapturedPair:
     ----------
     large, small : PreTrainedModel
     limits : CaptureLimits
+    compile : bool
+        Run compiled blocks.
     """
 
-    def __init__(self, large: Any, small: Any, limits: CaptureLimits) -> None:
+    def __init__(
+        self,
+        large: Any,
+        small: Any,
+        limits: CaptureLimits,
+        *,
+        compile: bool = False,  # noqa: A002 (what torch calls it)
+    ) -> None:
         self.models = large, small
-        for model in self.models:
-            decoder_of(model)  # raises if its family is unknown
+        self._decoders = decoder_of(large), decoder_of(small)
+        for decoder in self._decoders:
+            decoder.fast = FastBlocks(decoder) if compile else None
         self.budget = CaptureBudget(limits)
         self._readers: Sessions[tuple[StaticReader, StaticReader]] = Sessions(self.models)
 
@@ -288,6 +298,9 @@ class CapturedPair:
             source = -(-max(each.shape[1] for each in sources) // 32) * 32
         shape = StaticShape(len(sources), capacity, source)
         captures = device.type == "cuda"
+        for decoder in self._decoders:
+            if decoder.fast is not None:
+                decoder.fast.refresh()  # before `get`, which sees weights that move
         readers = self._readers.get(shape, lambda: self._made(shape), unlimited=captures)
         large, small = readers
         large.load(sources)
@@ -297,13 +310,13 @@ class CapturedPair:
         return readers
 
     def _made(self, shape: StaticShape) -> tuple[StaticReader, StaticReader]:
-        large, small = (self._reader(model, shape) for model in self.models)
+        large, small = (self._reader(decoder, shape) for decoder in self._decoders)
         return large, small
 
-    def _reader(self, model: Any, shape: StaticShape) -> StaticReader:
-        recorder = Recorder(model.device, budget=self.budget)
+    def _reader(self, decoder: Decoder, shape: StaticShape) -> StaticReader:
+        recorder = Recorder(decoder.model.device, budget=self.budget)
         with recorder.buffers():
-            return StaticReader(model, shape, recorder)
+            return StaticReader(decoder, shape, recorder)
 
 
 class _Row:

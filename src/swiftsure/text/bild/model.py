@@ -61,6 +61,8 @@ class BigLittle:
         Generate all sequences of a batch together, over caches of a fixed size: on a GPU through
         CUDA graphs, captured once per batch size and number of tokens read. Both models must be
         from known families (`swiftsure.text.FAMILIES`). The tokens are the same.
+    compile : bool
+        With `capture`: compile both models' blocks, as `CalmModel` does.
 
     Attributes
     ----------
@@ -93,7 +95,10 @@ class BigLittle:
         *,
         tokenizers: tuple[Any, Any] | None = None,
         capture: bool | CaptureLimits = False,
+        compile: bool = False,  # noqa: A002 (what torch calls it)
     ) -> None:
+        if compile and not capture:
+            raise ValueError("`compile` needs `capture`: pass capture=True.")
         check_pair(large, small)
         self.large, self.small = large, small
         self._flops = Flops(large), Flops(small)
@@ -106,7 +111,7 @@ class BigLittle:
         self._captured: CapturedPair | None = None
         if capture:
             limits = capture if isinstance(capture, CaptureLimits) else CaptureLimits()
-            self._captured = CapturedPair(large, small, limits)
+            self._captured = CapturedPair(large, small, limits, compile=compile)
 
     def generate(
         self,

@@ -10,6 +10,7 @@ from torch import nn
 from swiftsure._lib import checks
 from swiftsure.text.decoder import check_generates, decoder_of
 from swiftsure.text.exit_heads import ExitHeads, HeadedNorm
+from swiftsure.text.twins import replace_submodule, shallow_copy
 from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.modes import refuse_training
 
@@ -183,20 +184,20 @@ def self_draft(
             f"`heads` must have one for the model's first {n_layers} blocks, but has those for"
             f" {fitted}: fit_exit_heads(..., exits=[{n_layers - 1}])."
         )
-    draft, family = _shallow_copy(model), decoder.family
+    draft, family = shallow_copy(model), decoder.family
     draft.config = _shorter(model.config, n_layers)
     draft.generation_config = copy.deepcopy(model.generation_config)
     blocks = nn.ModuleList(list(decoder.blocks)[:n_layers])
     blocks.training = decoder.blocks.training  # not train(), which would change the model's blocks
-    _replace_submodule(draft, f"{family.stack}.{family.blocks}", blocks)
+    replace_submodule(draft, f"{family.stack}.{family.blocks}", blocks)
     norm = copy.deepcopy(decoder.norm) if own_head else decoder.norm
     if heads is not None:
         norm = HeadedNorm(heads, n_layers - 1, norm)
     if family.norm is not None:
-        _replace_submodule(draft, f"{family.stack}.{family.norm}", norm)
+        replace_submodule(draft, f"{family.stack}.{family.norm}", norm)
     if own_head:
         head = next(name for name, part in model.named_modules() if part is decoder.head)
-        _replace_submodule(draft, head, copy.deepcopy(decoder.head))
+        replace_submodule(draft, head, copy.deepcopy(decoder.head))
     stack = draft.get_submodule(family.stack)
     # A decoder beside an encoder may have a config of its own, which says that it is a decoder.
     own = stack.config is not model.config
@@ -210,22 +211,3 @@ def _shorter(config: Any, n_layers: int) -> Any:
     names = ("decoder_layers", "num_decoder_layers", "num_hidden_layers")
     setattr(shorter, next(name for name in names if hasattr(shorter, name)), n_layers)
     return shorter
-
-
-def _shallow_copy(module: nn.Module) -> Any:
-    """Return a module that shares the submodules but has its own dicts of modules, hooks etc."""
-    twin = copy.copy(module)
-    for name, value in module.__dict__.items():
-        if isinstance(value, dict):
-            twin.__dict__[name] = copy.copy(value)
-    return twin
-
-
-def _replace_submodule(owner: nn.Module, path: str, part: nn.Module) -> None:
-    """Replace a submodule; modules on the way to it are copied, and share all others."""
-    name, _, rest = path.partition(".")
-    if rest:
-        twin = _shallow_copy(owner.get_submodule(name))
-        _replace_submodule(twin, rest, part)
-        part = twin
-    setattr(owner, name, part)

@@ -222,6 +222,8 @@ class CapturedDecoding:
 
         On a GPU the device decides, unless the host has to see each token (`by_host`).
         """
+        if self.decoder.fast is not None:
+            self.decoder.fast.refresh()  # before `get`, which sees weights that move
         key = shape, len(plan.ends), by_host
         loop = self._loops.get(
             key,
@@ -235,6 +237,8 @@ class CapturedDecoding:
     def new_loop(self, shape: StaticShape, plan: Plan, *, by_host: bool) -> Loop:
         """Return a loop that no other generation shares."""
         recorder, n_ends = self.recorder, len(plan.ends)
+        if self.decoder.fast is not None:
+            self.decoder.fast.refresh()
         with recorder.buffers():
             session = Session(self.decoder, self.rule, self.confidence, shape, n_ends, recorder)
             if recorder.branches and session.shortlist is None and not by_host:

@@ -23,6 +23,7 @@ from swiftsure.text.calm.rules import CalmRule
 from swiftsure.text.calm.sampling import sampling_processors
 from swiftsure.text.decoder import Decoder, decoder_of
 from swiftsure.text.exit_heads import ExitHeads
+from swiftsure.text.fast_blocks import FastBlocks
 from swiftsure.text.generation import (
     check_length,
     check_options,
@@ -72,6 +73,10 @@ class CalmModel:
         Decode over caches of a fixed size: on a GPU through CUDA graphs, captured once per batch
         size and length; on a CPU, on the rows that each block still has to run. The tokens are the
         same. `CaptureLimits` says how much may be captured.
+    compile : bool
+        With `capture`: compile the decoder's blocks, with merged weights and without repeated keys
+        (`swiftsure.text.Family.merged`). The first call of each size takes seconds to minutes. The
+        model's linear layers become views of the merged weights, in place; no value changes.
     full_if_faster : bool
         With `capture`: try early exits and the full decoder on the first four batches of each size,
         and keep to what took less time per token. Early exits may be slower where rows exit at
@@ -100,11 +105,16 @@ class CalmModel:
         classifier: MetaClassifier | None = None,
         heads: ExitHeads | None = None,
         capture: bool | CaptureLimits = False,
+        compile: bool = False,  # noqa: A002 (what torch calls it)
         full_if_faster: bool = False,
     ) -> None:
+        if compile and not capture:
+            raise ValueError("`compile` needs `capture`: pass capture=True.")
         if full_if_faster and not capture:
             raise ValueError("`full_if_faster` needs `capture`: pass capture=True.")
         self.decoder = with_heads(decoder_of(model), heads)
+        if compile:
+            self.decoder.fast = FastBlocks(self.decoder)
         refuse_training(model)
         self.model = model
         self.n_exits = len(self.decoder.blocks)

@@ -289,7 +289,7 @@ class Session:
     def show(self, positions: int) -> None:
         """Let attention read this many positions, where shapes may change."""
         if not self.captures:
-            self.static.cache.visible = positions
+            self.static.cache.show(positions)
 
     # ------------------------------------------------------- what is captured, for rows or for all
 
