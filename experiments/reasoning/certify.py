@@ -44,6 +44,8 @@ __all__ = ["traces_of"]
 DIGITS = "0123456789"
 SPACINGS = (8, 12, 16, 20, 24)
 """Distances between checkpoints, of which the pilot chooses."""
+LINE = 4
+"""Tokens of a line of thinking."""
 MASKED = -1e9
 
 
@@ -51,9 +53,7 @@ def traces_of(
     client: LocalReasoner, examples: Sequence[Example], spacing: int, first: int = 0
 ) -> TraceRecord:
     """Return the traces that `collect_traces` would, mostly in one pass per problem."""
-    found: list[Trace | None] = [
-        _trace(client, each, spacing, first + k) for k, each in enumerate(examples)
-    ]
+    found = [_trace(client, each, spacing, first + k) for k, each in enumerate(examples)]
     odd = [k for k, trace in enumerate(found) if trace is None]
     if odd:
         decoded = collect_traces(
@@ -109,11 +109,11 @@ def _trace(client: LocalReasoner, example: Example, spacing: int, name: int) -> 
     return Trace(name, tuple(probes), n, Answer(last), example.answer)
 
 
-def spacing_of(client: LocalReasoner, examples: Sequence[Example], epsilon: float) -> int:
+def spacing_of(pilot: TraceRecord, epsilon: float) -> int:
     """Return the distance between checkpoints that saves most on pilot problems."""
     saved = {}
     for spacing in SPACINGS:
-        exits = traces_of(client, examples, spacing).exits(spacing)
+        exits = pilot.exits(spacing)
         policy = ss.calibrate(exits, loss="zero_one", epsilon=3 * epsilon, score="top1")
         full, here = policy.certificate.costs.means["tokens"]
         saved[spacing] = 1 - here / full
@@ -147,7 +147,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--folder", type=Path, default=FOLDER)
     options.add_argument("--output", type=Path)
-    options.add_argument("--n", type=int, default=1000, help="problems to calibrate on")
+    options.add_argument("--n", type=int, default=600, help="problems to calibrate on")
     options.add_argument("--test", type=int, default=2000, help="new problems")
     options.add_argument("--check", type=int, default=200, help="new problems that are decoded")
     options.add_argument("--epsilon", type=float, default=0.02)
@@ -157,7 +157,7 @@ def main() -> None:
     problems = list(unique_examples(1, 300 + asked.n + asked.test))
     pilot, rest = problems[:300], problems[300:]
     calibration, test = rest[: asked.n], rest[asked.n :]
-    spacing = spacing_of(client, pilot, asked.epsilon)
+    spacing = spacing_of(traces_of(client, pilot, LINE), asked.epsilon)
     exits = traces_of(client, calibration, spacing).exits(spacing)
     record = traces_of(client, test, spacing, first=asked.n)
     new = record.exits(exits.settings["checkpoints"])
