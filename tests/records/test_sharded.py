@@ -164,7 +164,7 @@ def test_several_risks_weights_and_missing_labels(tmp_path):
         ss.Promise("brier", risk="consistency", epsilon=0.2),
     ]
     for asked in (
-        {"promises": promises, "missing": "worst"},
+        {"loss": promises, "missing": "worst"},
         {"loss": "zero_one", "epsilon": 0.1, "missing": "stop"},
     ):
         expected = ss.calibrate(record, **asked)

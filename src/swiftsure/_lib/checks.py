@@ -17,6 +17,7 @@ __all__ = [
     "count",
     "failure_probability",
     "finite",
+    "names",
     "number",
     "numbers",
     "of_shape",
@@ -124,6 +125,19 @@ def numbers(name: str, values: Any, dtype: type | None = None) -> NDArray[Any]:
     if array.dtype.kind not in "biuf":
         raise TypeError(f"`{name}` must hold real numbers, but its dtype is {array.dtype}.")
     return array if dtype is None else array.astype(dtype, copy=False)
+
+
+def names(name: str, values: Any, n: int) -> NDArray[Any]:
+    """Return n whole numbers or strings; object arrays of strings, as in pandas, are converted."""
+    array = np.asarray(values)
+    of_shape(name, array, {"n": n})
+    if array.dtype.kind == "O" and all(isinstance(value, str) for value in array):
+        array = array.astype(str)
+    if array.dtype.kind not in "iuU":
+        raise TypeError(
+            f"`{name}` must be whole numbers or text, but their dtype is {array.dtype}."
+        )
+    return array
 
 
 def shape_text(shape: Sequence[int | str]) -> str:

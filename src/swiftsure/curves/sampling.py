@@ -1,8 +1,8 @@
 """Sampling: how the samples of a record were drawn, and what a mean over them weights."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,7 +15,7 @@ from swiftsure.curves.units import Average, Units
 from swiftsure.curves.worst_share import Members
 from swiftsure.losses import LossRange
 
-__all__ = ["Sampling", "check_groups", "checked_weights"]
+__all__ = ["SHARED", "Sampled", "Sampling", "check_groups", "group_array"]
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
@@ -62,6 +62,7 @@ class Sampling:
             check_groups(groups, self.average, self.max_size)
         if self.weights is not None:
             checks.of_shape("weights", self.weights, {"n": n})
+            checks.between("max_weight", self.max_weight, 1.0 - SLACK, np.inf)  # type: ignore[arg-type]
         if self.population is not None:
             checks.count("population", self.population, n if groups is None else _number(groups))
 
@@ -71,10 +72,7 @@ class Sampling:
 
     def facts(self) -> dict[str, Any]:
         """Return what all samples share, as JSON; empty if nothing was declared."""
-        held = {
-            name: getattr(self, name)
-            for name in ("average", "max_size", "max_weight", "estimated", "population")
-        }
+        held = {name: getattr(self, name) for name in SHARED}
         return {name: value for name, value in held.items() if value not in (None, False)}
 
     def applied(
@@ -134,6 +132,135 @@ class Sampling:
             return Units(max_weight=most, drawn_as=draws)
         average = self.average or "group"
         return Units(True, average, self.max_size, n, max_weight=most, drawn_as=draws)
+
+
+SHARED = [each.name for each in fields(Sampling) if each.name not in ("weights", "part")]
+"""Facts that all samples share, which files state."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Sampled:
+    """What a record says of the draw of its samples; the base class of records."""
+
+    groups: Array | None = None
+    slices: Array | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+
+    @property
+    def n(self) -> int:
+        """Number of samples."""
+        return len(self.ids)  # type: ignore[attr-defined]
+
+    @property
+    def unit(self) -> str:
+        """What was drawn independently: "samples", or "groups" of them."""
+        return "samples" if self.groups is None else "groups"
+
+    @property
+    def n_units(self) -> int:
+        """Number of samples, or of groups."""
+        return self.n if self.groups is None else len(np.unique(self.groups))
+
+    def grouped(
+        self,
+        groups: ArrayLike,
+        *,
+        average: Literal["group", "sample"] = "group",
+        max_size: int | None = None,
+    ) -> Self:
+        """Return the record with groups of dependent samples, which guarantees then count.
+
+        Parameters
+        ----------
+        groups : (n,)
+            The group of each sample: one user's requests, one video's frames.
+        average : {"group", "sample"}
+            What a risk weights equally: every group, or every sample.
+        max_size : int
+            Required for "sample": the largest number of samples that a group can have, declared
+            before the data are seen.
+
+        Examples
+        --------
+        >>> import swiftsure as ss
+        >>> record = ss.ExitRecord([[0.9], [0.4], [0.7]], losses={"zero_one": [[0, 0]] * 3})
+        >>> record.grouped(["ann", "ann", "bob"], average="sample", max_size=20).sampling.max_size
+        20
+        """
+        if self.sampling.population is not None:
+            raise ValueError(
+                "`groups` must be given before the population that they were drawn from, which is a"
+                " number of groups: record.grouped(...).drawn_from(number_of_groups)."
+            )
+        labels = group_array(groups, self.n)
+        sampling = replace(self.sampling, average=average, max_size=max_size)
+        return replace(self, groups=labels, sampling=sampling)
+
+    def sliced(self, slices: ArrayLike) -> Self:
+        """Return the record with the slice of each sample: class, language, tenant, device.
+
+        Examples
+        --------
+        >>> import swiftsure as ss
+        >>> record = ss.ExitRecord([[0.9], [0.4]], losses={"zero_one": [[0, 0]] * 2})
+        >>> record.sliced(["fr", "de"]).slices.tolist()
+        ['fr', 'de']
+        """
+        return replace(self, slices=group_array(slices, self.n, "slices"))
+
+    def weighted(
+        self,
+        weights: ArrayLike | Mapping[Any, float],
+        *,
+        max_weight: float,
+        estimated: bool = False,
+    ) -> Self:
+        """Return the record with weights, so that promises are about another distribution.
+
+        Parameters
+        ----------
+        weights : (n,) or mapping of slices to weights
+            Density of production samples relative to that of these samples; its mean is 1.
+        max_weight : float
+            The largest weight that can occur, declared before the data are seen.
+        estimated : bool
+            Whether the weights were estimated; certificates then state what that assumes.
+
+        Raises
+        ------
+        ValueError
+            If the weights cannot be a ratio of densities, whose mean is 1: their mean differs from
+            1 by more than chance allows, once in a thousand million.
+
+        Examples
+        --------
+        >>> import swiftsure as ss
+        >>> record = ss.ExitRecord([[0.9], [0.4]], losses={"zero_one": [[0, 0]] * 2})
+        >>> sliced = record.sliced(["night", "day"])
+        >>> sliced.weighted({"night": 1.6, "day": 0.4}, max_weight=1.6).sampling.weights.tolist()
+        [1.6, 0.4]
+        """
+        values, most = _checked_weights(weights, max_weight, self.slices, self.n, self.n_units)
+        sampling = replace(
+            self.sampling, weights=values, max_weight=most, estimated=bool(estimated)
+        )
+        return replace(self, sampling=sampling)
+
+    def drawn_from(self, population: int) -> Self:
+        """Return the record of samples drawn without replacement from a finite population.
+
+        Promises are then about that population. Of a record with groups, it is the number of groups
+        in the population.
+
+        Examples
+        --------
+        >>> import swiftsure as ss
+        >>> record = ss.ExitRecord([[0.9], [0.4]], losses={"zero_one": [[0, 0]] * 2})
+        >>> record.drawn_from(20_000).sampling.population
+        20000
+        """
+        size = checks.count("population", population, self.n_units)
+        return replace(self, sampling=replace(self.sampling, population=size))
 
 
 def _in_units(curve: RiskCurve, labels: Array | None, weights: Floats) -> RiskCurve:
@@ -221,6 +348,11 @@ def _number(groups: Array) -> int:
     return len(np.unique(groups))
 
 
+def group_array(labels: ArrayLike | None, n: int, name: str = "groups") -> Array | None:
+    """Return labels of groups or slices, or None."""
+    return None if labels is None else checks.names(name, labels, n)
+
+
 def check_groups(groups: Array | None, average: str | None, max_size: int | None) -> None:
     """Raise if what is averaged, or the declared largest size, does not fit the groups."""
     if groups is None:
@@ -246,7 +378,7 @@ def check_groups(groups: Array | None, average: str | None, max_size: int | None
         )
 
 
-def checked_weights(
+def _checked_weights(
     weights: ArrayLike | Mapping[Any, float],
     max_weight: float,
     slices: Array | None,

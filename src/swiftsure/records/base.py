@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from swiftsure._lib import checks
 from swiftsure._lib.html import html_card
 from swiftsure.curves.sample_order import SampleOrder
-from swiftsure.curves.sampling import Sampling, checked_weights
+from swiftsure.curves.sampling import Sampled, group_array
 from swiftsure.records import checks as record_checks
 from swiftsure.records import files as record_files
 from swiftsure.records.checks import Ranges
@@ -25,7 +25,7 @@ OPTIONAL = ("groups", "slices", "predictions")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Record:
+class Record(Sampled):
     """What `ExitRecord` and `ThresholdRecord` have in common; they document the fields."""
 
     tables: ClassVar[tuple[str, ...]]
@@ -36,43 +36,25 @@ class Record:
     loss_ranges: Ranges = field(default_factory=dict)
     inconsistency_ranges: Ranges = field(default_factory=dict)
     ids: Array = None  # type: ignore[assignment]
-    groups: Array | None = None
-    slices: Array | None = None
     fingerprint: str | None = None
     order: SampleOrder = None  # type: ignore[assignment]
-    sampling: Sampling = field(default_factory=Sampling)
     has_ids: bool | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def _checked_draw(self, n: int) -> dict[str, Any]:
         """Return the checked fields that say how n samples were drawn."""
-        groups = record_checks.group_array(self.groups, n)
+        groups = group_array(self.groups, n)
         self.sampling.check(groups, n)
         return {
             "ids": record_checks.id_array(self.ids, n),
             "has_ids": self.ids is not None if self.has_ids is None else bool(self.has_ids),
             "groups": groups,
-            "slices": record_checks.group_array(self.slices, n, "slices"),
+            "slices": group_array(self.slices, n, "slices"),
             "order": SampleOrder.of(self.order, "order"),
         }
 
-    @property
-    def n(self) -> int:
-        """Number of samples."""
-        return len(self.ids)
-
     def __len__(self) -> int:
         return self.n
-
-    @property
-    def unit(self) -> str:
-        """What was drawn independently: "samples", or "groups" of them."""
-        return "samples" if self.groups is None else "groups"
-
-    @property
-    def n_units(self) -> int:
-        """Number of samples, or of groups."""
-        return self.n if self.groups is None else len(np.unique(self.groups))
 
     def take(self, rows: ArrayLike) -> Self:
         """Return a record of the samples at these positions."""
@@ -191,107 +173,6 @@ class Record:
             changed["settings"] = _joined_settings([part.settings for part in parts])
         whole: Self = replace(first, **changed)
         return whole
-
-    def grouped(
-        self,
-        groups: ArrayLike,
-        *,
-        average: Literal["group", "sample"] = "group",
-        max_size: int | None = None,
-    ) -> Self:
-        """Return the record with groups of dependent samples, which guarantees then count.
-
-        Parameters
-        ----------
-        groups : (n,)
-            The group of each sample: one user's requests, one video's frames.
-        average : {"group", "sample"}
-            What a risk weights equally: every group, or every sample.
-        max_size : int
-            Required for "sample": the largest number of samples that a group can have, declared
-            before the data are seen.
-
-        Examples
-        --------
-        >>> import swiftsure as ss
-        >>> record = ss.ExitRecord([[0.9], [0.4], [0.7]], losses={"zero_one": [[0, 0]] * 3})
-        >>> record.grouped(["ann", "ann", "bob"], average="sample", max_size=20).sampling.max_size
-        20
-        """
-        if self.sampling.population is not None:
-            raise ValueError(
-                "`groups` must be given before the population that they were drawn from, which is a"
-                " number of groups: record.grouped(...).drawn_from(number_of_groups)."
-            )
-        labels = record_checks.group_array(groups, self.n)
-        sampling = replace(self.sampling, average=average, max_size=max_size)
-        return replace(self, groups=labels, sampling=sampling)
-
-    def sliced(self, slices: ArrayLike) -> Self:
-        """Return the record with the slice of each sample: class, language, tenant, device.
-
-        Examples
-        --------
-        >>> import swiftsure as ss
-        >>> record = ss.ExitRecord([[0.9], [0.4]], losses={"zero_one": [[0, 0]] * 2})
-        >>> record.sliced(["fr", "de"]).slices.tolist()
-        ['fr', 'de']
-        """
-        return replace(self, slices=record_checks.group_array(slices, self.n, "slices"))
-
-    def weighted(
-        self,
-        weights: ArrayLike | Mapping[Any, float],
-        *,
-        max_weight: float,
-        estimated: bool = False,
-    ) -> Self:
-        """Return the record with weights, so that promises are about another distribution.
-
-        Parameters
-        ----------
-        weights : (n,) or mapping of slices to weights
-            Density of production samples relative to that of these samples; its mean is 1.
-        max_weight : float
-            The largest weight that can occur, declared before the data are seen.
-        estimated : bool
-            Whether the weights were estimated; certificates then state what that assumes.
-
-        Raises
-        ------
-        ValueError
-            If the weights cannot be a ratio of densities, whose mean is 1: their mean differs from
-            1 by more than chance allows, once in a thousand million.
-
-        Examples
-        --------
-        >>> import swiftsure as ss
-        >>> record = ss.ExitRecord([[0.9], [0.4]], losses={"zero_one": [[0, 0]] * 2})
-        >>> sliced = record.sliced(["night", "day"])
-        >>> sliced.weighted({"night": 1.6, "day": 0.4}, max_weight=1.6).sampling.weights.tolist()
-        [1.6, 0.4]
-        """
-        values, most = checked_weights(weights, max_weight, self.slices, self.n, self.n_units)
-        sampling = replace(
-            self.sampling, weights=values, max_weight=most, estimated=bool(estimated)
-        )
-        return replace(self, sampling=sampling)
-
-    def drawn_from(self, population: int) -> Self:
-        """Return the record of samples drawn without replacement from a finite population.
-
-        Promises are then about that population. Of a record with groups, it is the number of groups
-        in the population.
-
-        Examples
-        --------
-        >>> import swiftsure as ss
-        >>> record = ss.ExitRecord([[0.9], [0.4]], losses={"zero_one": [[0, 0]] * 2})
-        >>> record.drawn_from(20_000).sampling.population
-        20000
-        """
-        size = checks.count("population", population, self.n_units)
-        return replace(self, sampling=replace(self.sampling, population=size))
 
     def save(self, path: str | os.PathLike[str], *, durable: bool = True) -> None:
         """Write the record to a Parquet file with checksums, whole or not at all.

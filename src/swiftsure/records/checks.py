@@ -24,7 +24,6 @@ __all__ = [
     "declared_ranges",
     "full_cost_mapping",
     "gap_is_known_by_agreement",
-    "group_array",
     "id_array",
     "inconsistency_array",
     "label_array",
@@ -32,7 +31,6 @@ __all__ = [
     "mapping_of_arrays",
     "replace_fields",
     "temperature_tuple",
-    "weights_by_slice",
 ]
 
 Array = NDArray[Any]
@@ -224,7 +222,7 @@ def id_array(ids: ArrayLike | None, n: int) -> Array:
     """Return ids, by default 0 … n − 1; duplicates are refused."""
     if ids is None:
         return np.arange(n)
-    array = _names("ids", ids, n)
+    array = checks.names("ids", ids, n)
     values, counts = np.unique(array, return_counts=True)
     if len(values) < n:
         twice = values[counts > 1][0]
@@ -233,35 +231,6 @@ def id_array(ids: ArrayLike | None, n: int) -> Array:
             " twice voids the guarantee."
         )
     return array
-
-
-def group_array(groups: ArrayLike | None, n: int, name: str = "groups") -> Array | None:
-    """Return labels of groups or slices, or None."""
-    return None if groups is None else _names(name, groups, n)
-
-
-def _names(argument: str, values: ArrayLike, n: int) -> Array:
-    """Return n whole numbers or strings; object arrays of strings, as in pandas, are converted."""
-    array = np.asarray(values)
-    checks.of_shape(argument, array, {"n": n})
-    if array.dtype.kind == "O" and all(isinstance(value, str) for value in array):
-        array = array.astype(str)
-    if array.dtype.kind not in "iuU":
-        raise TypeError(
-            f"`{argument}` must be whole numbers or text, but their dtype is {array.dtype}."
-        )
-    return array
-
-
-def weights_by_slice(record: Any, weights: Mapping[Any, float]) -> NDArray[np.float64]:
-    """Return the weight of each sample, given one for each slice of the record."""
-    labels = getattr(record, "slices", None)
-    if labels is None:
-        raise ValueError("`weights` by slice need a record with slices.")
-    names = {str(name): float(weight) for name, weight in weights.items()}
-    for name in np.unique(labels.astype(str)).tolist():
-        checks.choice("weights", name, names)
-    return np.asarray([names[name] for name in labels.astype(str).tolist()])
 
 
 def check_dtype(dtype: str | None) -> str | None:

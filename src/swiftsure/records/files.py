@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
 from swiftsure._lib import checks
 from swiftsure._lib.files import (
@@ -25,7 +26,7 @@ from swiftsure._lib.files import (
     validation_message,
 )
 from swiftsure.curves.sample_order import SampleOrder
-from swiftsure.curves.sampling import Sampling
+from swiftsure.curves.sampling import SHARED, Sampling
 from swiftsure.losses import LossRange
 from swiftsure.records import plain_arrays
 from swiftsure.records.footer import column_sizes
@@ -277,7 +278,7 @@ def _arguments(layout: _Layout, data: Mapping[str, Array], first: int = 0) -> di
         "order": SampleOrder(header.order.seed, header.order.drawn).after(
             *(SampleOrder(each.seed, each.drawn) for each in header.splits)
         ),
-        "sampling": Sampling(**header.sampling.model_dump(), weights=data.get("weight")),
+        "sampling": Sampling(**header.sampling, weights=data.get("weight")),
         "loss_ranges": {name: LossRange(*each) for name, each in header.loss_ranges.items()},
         "inconsistency_ranges": {
             name: LossRange(*each) for name, each in header.inconsistency_ranges.items()
@@ -430,14 +431,12 @@ class _Order(_Strict):
     drawn: bool
 
 
-class _Sampling(_Strict):
-    """How the samples were drawn."""
-
-    average: Literal["group", "sample"] | None = None
-    max_size: int | None = Field(default=None, ge=1)
-    max_weight: float | None = Field(default=None, ge=1)
-    estimated: bool = False
-    population: int | None = Field(default=None, ge=1)
+_Sampling: Any = create_model(  # type: ignore[call-overload]
+    "_Sampling",
+    __base__=_Strict,
+    **{each.name: (each.type, each.default) for each in fields(Sampling) if each.name in SHARED},
+)
+"""How the samples were drawn, as far as all of them share it."""
 
 
 class _Header(_Strict):
@@ -452,7 +451,7 @@ class _Header(_Strict):
     inconsistency_ranges: dict[str, tuple[float, float, bool]]
     fingerprint: str | None
     order: _Order
-    sampling: _Sampling = Field(default_factory=_Sampling)
+    sampling: dict[str, Any] = Field(default_factory=dict)
     columns: dict[str, str]
     """A digest of each column's values."""
     settings: dict[str, Any] = Field(default_factory=dict)
@@ -463,7 +462,8 @@ class _Header(_Strict):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        if ("weight" in self.columns) != (self.sampling.max_weight is not None):
+        _Sampling.model_validate(self.sampling)
+        if ("weight" in self.columns) != ("max_weight" in self.sampling):
             raise ValueError("weights and their largest value must be given together")
         if "id" not in self.columns:
             raise ValueError("it has no column of ids")
