@@ -122,7 +122,10 @@ async def _traces(
                         due = due_every(checkpoints)
                         await backoff.call(partial(kept.think, client, questions[row], due, seed))
                         advance()
-                    except Exception as error:
+                    except BaseException as error:
+                        kept.keep()
+                        if not isinstance(error, Exception):
+                            raise
                         errors.append(error)
             return kept.written
 
@@ -192,6 +195,11 @@ class _Kept:
         self.log.append([(self._key(), Answer(part, cost={"tokens": spent}), 0.0)])
         self.stored = len(written.text)
         self.parts += 1
+
+    def keep(self) -> None:
+        """Keep what was written since the last time, before it is given up."""
+        if len(self.written.text) > self.stored:
+            self.store([])
 
     async def think(self, client: ThinkingClient, question: Question, due: Any, seed: int) -> None:
         """Think to the end, from where it was left."""

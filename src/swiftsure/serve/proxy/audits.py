@@ -75,7 +75,7 @@ class Audits:
         audited = Audited(request, None, served, self._manager.mode, slice_name)
         self.queue.pending.begin(ticket)
         # If the last model answered, the loss is 0.
-        early = found is not None and found.exit != self._upstreams.last
+        early = found is not None and found.response is not None and not found.is_full
         ask = asked if early else None
         task = asyncio.get_running_loop().create_task(self._audit(ticket, audited, ask))
         self._tasks.add(task)

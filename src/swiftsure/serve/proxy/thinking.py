@@ -113,6 +113,7 @@ class ThinkingUpstreams(Upstreams):
             answer=Answer(thought.answer, cost=cost),
             confidence=thought.confidence,
             cost=cost,
+            is_full=not thought.stopped,
             alone=self._price(thinker.usual or 0.0),
         )
 

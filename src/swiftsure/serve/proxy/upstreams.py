@@ -44,6 +44,8 @@ class Found:
         Of the models asked so far, by unit.
     reason : str
         Why this model answers.
+    is_full : bool
+        Whether that response is the full answer already, as a model gave that thought to its end.
     alone : mapping, optional
         What the full answer would have cost; by default as many tokens of the last model.
     """
@@ -54,6 +56,7 @@ class Found:
     answer: Answer | None = None
     confidence: float | None = None
     cost: Mapping[str, float] = field(default_factory=dict)
+    is_full: bool = False
     alone: Mapping[str, float] | None = None
 
 
