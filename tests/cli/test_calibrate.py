@@ -136,10 +136,8 @@ def test_options_reach_the_library(run, record, options, fields):
     policy = ss.Calibration(GAP, **fields).run(record)
     assert Policy.model_validate(shown, strict=False) == policy
     assert done.status == (1 if policy.runs_full_model else 0)
-    run("calibrate", "record.parquet", *ZERO_ONE, *options, "--save-request", "request.toml")
-    again = json.loads(
-        run("calibrate", "record.parquet", "--request", "request.toml", "--json").out
-    )
+    run("calibrate", "record.parquet", *ZERO_ONE, *options, "-o", "policy.json")
+    again = json.loads(run("calibrate", "record.parquet", "--request", "policy.json", "--json").out)
     del again["sentence"]
     assert again == shown | {"metadata": again["metadata"]}
 

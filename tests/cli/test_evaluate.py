@@ -110,8 +110,8 @@ def test_promises_are_studied_together(run, record, folder):
     assert run("evaluate", "tenants.parquet", *slices, *sizes).status == 0
     done = run("evaluate", "record.parquet", *options, "--figure", "f.png")
     assert (done.status, "`--figure` is for one promise" in done.err) == (2, True)
-    run("calibrate", "record.parquet", *options, "--save-request", "request.toml")
-    again = run("evaluate", "record.parquet", "--request", "request.toml", *sizes, "--json")
+    run("calibrate", "record.parquet", *options, "-o", "policy.json")
+    again = run("evaluate", "record.parquet", "--request", "policy.json", *sizes, "--json")
     assert [{**row, "control": "ucb"} for row in rows] == json.loads(again.out)
 
 

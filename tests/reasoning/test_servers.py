@@ -1,4 +1,4 @@
-"""Against the server of transformers, in a process of its own; it gives no log-probabilities."""
+"""Against servers that run here: transformers' own and ours; both give no log-probabilities."""
 
 import contextlib
 import os
@@ -23,7 +23,11 @@ from swiftsure.reasoning import (
     collect_traces,
     collect_votes,
 )
+from swiftsure.serve import create_app, start
+from swiftsure.serve.engines.text import TextEngine
 from tests.reasoning.builders import tiny_reasoner
+from tests.serve.texts import calm
+from tests.text.tokenizing import texts, tokenizer
 
 FAMILY = ThinkingFamily("{content}", " <think>", " </think> ")
 OPTIONS = {"family": FAMILY, "answer_prompt": "", "answer_tokens": 1, "max_tokens": 12}
@@ -115,3 +119,19 @@ def test_votes_of_transformers_server(transformers_server, folder):
         record.exits(), risk="consistency", loss="zero_one", epsilon=0.9, delta=0.5, score="lead"
     )
     assert Voter(endpoint, policy, parse=read).answer(QUESTIONS[0]).samples <= 4
+
+
+def test_our_own_text_engine_is_asked():
+    with start(create_app(TextEngine(calm(), tokenizer()))) as address:
+        client = Reasoner(
+            Endpoint(f"{address}/v1", "text", key=None, logprobs=None, parameters={}),
+            family=ThinkingFamily("{content}", " w01", " w02 "),
+            answer_prompt="w03",
+            answer_tokens=2,
+            max_tokens=6,
+            parse=lambda text: text.strip() or "nothing",
+        )
+        record = collect_traces(client, texts(2, seed=5), checkpoints=2, backoff=BACKOFF)
+        whole = Thinker(client, backoff=BACKOFF).answer(texts(2, seed=5)[0])
+    assert all(trace.probes for trace in record.traces if trace.tokens >= 2)
+    assert abs(whole.tokens - record.traces[0].tokens) <= 4  # it may send several in one event

@@ -6,6 +6,7 @@ so each slice is tested on its own samples.
 
 import json
 import os
+import pathlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
@@ -23,7 +24,16 @@ from swiftsure.certify.promise import Promise, slice_rows
 from swiftsure.curves.paths import Path
 from swiftsure.curves.pilots import PilotPath
 
-__all__ = ["SlicedPolicy", "about_slice", "joined_datasets", "slice_by_slice", "sliced_policies"]
+__all__ = [
+    "AnyPolicy",
+    "SlicedPolicy",
+    "about_slice",
+    "any_part",
+    "joined_datasets",
+    "load_policy",
+    "slice_by_slice",
+    "sliced_policies",
+]
 
 FORMAT: Literal["swiftsure-sliced-policy"] = "swiftsure-sliced-policy"
 VERSION = 1
@@ -150,6 +160,23 @@ class SlicedPolicy(BaseModel):
             "What voids this, and the exact terms, are those of each policy: policy[name]."
         )
         return "\n".join(lines)
+
+
+AnyPolicy = Policy | SlicedPolicy
+
+
+def load_policy(path: str | os.PathLike[str]) -> AnyPolicy:
+    """Return the policy in a file, of whichever kind, with its checksum and signature checked."""
+    try:
+        sliced = json.loads(pathlib.Path(path).read_bytes())["format"] == FORMAT
+    except (ValueError, KeyError, TypeError, RecursionError):
+        sliced = False  # `Policy.load` says what is wrong
+    return SlicedPolicy.load(path) if sliced else Policy.load(path)
+
+
+def any_part(policy: AnyPolicy) -> Policy:
+    """Return the policy, or that of one slice, for what all slices have in common."""
+    return next(iter(policy.policies.values())) if isinstance(policy, SlicedPolicy) else policy
 
 
 def sliced_policies(

@@ -16,7 +16,7 @@ from swiftsure.cli.output import (
     print_table,
     print_text,
 )
-from swiftsure.cli.requests import request_text
+from swiftsure.cli.requests import request_of
 
 if TYPE_CHECKING:
     from swiftsure.certify.calibration import Calibration
@@ -45,10 +45,6 @@ def calibrate(
     missing: options.Missing = "raise",
     cost: options.Cost = None,
     request: options.Request = None,
-    save_request: Annotated[
-        Path | None,
-        optional("Write the request here, to use it again.", panel=options.REQUEST),
-    ] = None,
     state: Annotated[
         Path | None,
         optional("Calibration that grows: add the record to this file, and certify what it holds."),
@@ -117,15 +113,12 @@ def calibrate(
     """
     from swiftsure.report.figures import figure_kind
 
-    check_outputs(output, figure, save_request)
+    check_outputs(output, figure)
     if figure is not None:
         figure_kind(figure)
     if horizon is not None and state is None:
         raise ValueError("`--horizon` goes with --state.")
-    text = request_text(context)
-    wanted = text.calibration(record)
-    if save_request is not None:
-        text.save(save_request)
+    wanted = request_of(context, record)
     loaded = _loaded(record, wanted, state is not None)
     if figure is not None:
         for what, cannot in {
@@ -143,7 +136,7 @@ def calibrate(
     if hasattr(policy, "policies"):
         _show_slices(policy, output, json)
     else:
-        show_policy(policy, [output, figure, save_request], json, record[0])
+        show_policy(policy, [output, figure], json, record[0])
 
 
 def _loaded(files: list[Path], request: "Calibration", in_memory: bool) -> Any:

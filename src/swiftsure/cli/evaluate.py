@@ -17,7 +17,7 @@ from swiftsure.cli.output import (
     print_text,
     rate,
 )
-from swiftsure.cli.requests import given, request_text
+from swiftsure.cli.requests import given, request_of
 
 if TYPE_CHECKING:
     from swiftsure.certify.calibration import Calibration
@@ -100,7 +100,7 @@ def evaluate(
     levels = None if epsilons is None and whole else options.parse_levels(epsilons or LEVELS)
     # The level of the one promise that --loss and --risk make; those studied take its place.
     level = None if whole or levels is None else levels[0]
-    asked = request_text(context, epsilon=level).calibration([record])
+    asked = request_of(context, [record], epsilon=level)
     loaded = open_record(record)
     sizes: dict[str, Any] = {
         "n_calibration": int(n_calibration) if n_calibration.is_integer() else n_calibration,

@@ -12,7 +12,7 @@ import typer
 from swiftsure.cli import options
 from swiftsure.cli.options import optional
 from swiftsure.cli.output import check_outputs, print_json, print_policy, print_text
-from swiftsure.cli.requests import request_text
+from swiftsure.cli.requests import request_of
 
 if TYPE_CHECKING:
     from swiftsure.cascade.answer_sheet import AnswerSheet
@@ -103,8 +103,7 @@ def label(
         loaded = _loaded(record)
         # What is still unlabelled does not depend on the level, so a file of ids needs none.
         named = None if promise or request else _chosen_loss(loaded, loss)
-        text = request_text(context, loss=named, epsilon=None if asks else 0.5)
-        asked = text.calibration([record])
+        asked = request_of(context, [record], loss=named, epsilon=None if asks else 0.5)
         where: dict[str, Any] = {"path": asked.path, "rule": asked.rule}
         named = next((each.loss for each in asked.risks if each.loss is not None), loss)
         loss = _chosen_loss(loaded, named)

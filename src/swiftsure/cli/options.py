@@ -72,7 +72,7 @@ Risk = Annotated[
 ]
 Request = Annotated[
     Path | None,
-    optional("Read all of these from a TOML file, as --save-request writes.", panel=REQUEST),
+    optional("Read all of these from a TOML file, or from a policy that they made.", panel=REQUEST),
 ]
 Delta = Annotated[float, typer.Option(help="Failure probability.", rich_help_panel=REQUEST)]
 Control = Annotated[

@@ -16,7 +16,7 @@ from swiftsure.cli.output import (
     print_table,
     print_text,
 )
-from swiftsure.cli.requests import given, request_text
+from swiftsure.cli.requests import given, request_of
 
 if TYPE_CHECKING:
     from swiftsure.certify.calibration import Calibration
@@ -93,8 +93,7 @@ def plan(
     """
 
     def asked(loss: str | None = None, epsilon: float | None = None) -> "Calibration":
-        text = request_text(context, loss, epsilon)
-        return text.calibration([] if record is None else [record])
+        return request_of(context, [] if record is None else [record], loss, epsilon)
 
     if record is None:
         pilots = "--saving --output --target --labels --cost --risk --loss --path --rule --seed"

@@ -1,6 +1,7 @@
 """Requests as text: what `--request` files hold, and the options that say the same.
 
-A file has the fields of `swiftsure.Calibration`, each spelled as its option:
+A policy's file holds the request that made it. A TOML file has the fields of
+`swiftsure.Calibration`, each spelled as its option:
 
     promises = ["gap zero_one <= 0.01", "cost flops <= 3e9"]
     delta = 0.1
@@ -11,7 +12,6 @@ A file has the fields of `swiftsure.Calibration`, each spelled as its option:
     cost = "flops"
 """
 
-import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -26,7 +26,7 @@ from swiftsure.cli.promises import parse_promise, promise_text
 if TYPE_CHECKING:
     from swiftsure.certify.calibration import Calibration
 
-__all__ = ["RequestText", "given", "request_text"]
+__all__ = ["RequestText", "given", "request_of"]
 
 OPTIONS = (
     *("promise", "loss", "epsilon", "risk"),
@@ -51,7 +51,7 @@ class RequestText:
 
     @classmethod
     def load(cls, file: Path) -> "RequestText":
-        """Read a file that `save` wrote, or that was written by hand."""
+        """Read a TOML file."""
         try:
             content = tomllib.loads(file.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -60,14 +60,6 @@ class RequestText:
             return cls(**_checked(content))
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from None
-
-    def save(self, file: Path) -> None:
-        """Write the request as TOML."""
-        from swiftsure._lib.files import write_text
-
-        values = ((each.name, getattr(self, each.name)) for each in fields(self))
-        lines = [f"{name} = {_toml(value)}\n" for name, value in values if value is not None]
-        write_text(file, "".join(lines))
 
     def calibration(self, records: Sequence[Path] = ()) -> "Calibration":
         """Return the request; `records` are those to calibrate on, which no pilot may be."""
@@ -100,19 +92,38 @@ def given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name != "DEFAULT"
 
 
-def request_text(
-    context: typer.Context, loss: str | None = None, epsilon: float | None = None
-) -> RequestText:
+def request_of(
+    context: typer.Context,
+    records: Sequence[Path] = (),
+    loss: str | None = None,
+    epsilon: float | None = None,
+) -> "Calibration":
     """Return the request of a command: its `--request` file, or what its other options say.
 
-    `loss` and `epsilon` take the place of options that were not given.
+    `records` are those to calibrate on, which no pilot may be. `loss` and `epsilon` take the place
+    of options that were not given.
     """
     options_given = context.params
-    if options_given["request"] is not None:
-        for name in OPTIONS:
-            if given(context, name):
-                raise ValueError(f"`--{name}` is in the file of --request; change it there.")
-        return RequestText.load(Path(options_given["request"]))
+    if options_given["request"] is None:
+        return _text_of_options(context, loss, epsilon).calibration(records)
+    for name in OPTIONS:
+        if given(context, name):
+            raise ValueError(f"`--{name}` is in the file of --request; change it there.")
+    file = Path(options_given["request"])
+    if file.suffix.lower() != ".json":
+        return RequestText.load(file).calibration(records)
+    from swiftsure.certify.slices import any_part, load_policy
+
+    found = any_part(load_policy(file)).calibration
+    if found is None:
+        raise ValueError(f"{file} does not say how it was calibrated.")
+    return found
+
+
+def _text_of_options(
+    context: typer.Context, loss: str | None, epsilon: float | None
+) -> RequestText:
+    options_given = context.params
     promises = options_given["promise"]
     if not promises:
         loss = loss if options_given.get("loss") is None else options_given["loss"]
@@ -153,13 +164,6 @@ def _checked(content: Mapping[str, Any]) -> dict[str, Any]:
     if not found.get("promises"):
         raise ValueError('`promises` must be given, like promises = ["gap zero_one <= 0.01"].')
     return found
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, tuple):
-        return "[" + ", ".join(_toml(each) for each in value) + "]"
-    # The escapes of JSON are those of TOML, which also wants DEL escaped.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _count_or_share(text: str) -> float:

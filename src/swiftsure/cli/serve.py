@@ -135,12 +135,12 @@ def serve(
         swiftsure serve cascade.toml
         swiftsure serve thinking.toml
     """
+    from swiftsure.certify.slices import load_policy
     from swiftsure.serve.alarms import alarm_hook
     from swiftsure.serve.app import Limits, create_app
     from swiftsure.serve.engine import EngineOptions
     from swiftsure.serve.lifecycle import listen, log_to_stderr, run
     from swiftsure.serve.loading import load_engines
-    from swiftsure.serve.policies import load_policy
     from swiftsure.serve.policy_manager import PolicyManager, PolicyStore
     from swiftsure.serve.telemetry import instrument
 

@@ -45,8 +45,7 @@ from typing import Any, Protocol, TypeGuard
 
 from numpy.typing import NDArray
 
-from swiftsure.certify.policy import Policy
-from swiftsure.certify.slices import SlicedPolicy
+from swiftsure.certify.slices import AnyPolicy
 
 __all__ = [
     "Answer",
@@ -64,8 +63,6 @@ __all__ = [
     "answer_by_steps",
     "joins",
 ]
-
-AnyPolicy = Policy | SlicedPolicy
 
 
 class UnansweredError(RuntimeError):

@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from swiftsure._lib.files import locked
-from swiftsure.certify.slices import SlicedPolicy
+from swiftsure.certify.slices import SlicedPolicy, load_policy
 from swiftsure.serve import audit_log as logs
 from swiftsure.serve.audit_log import AuditLog, policy_version, resume
 from swiftsure.serve.audits import Audited, Mode, Pending
 from swiftsure.serve.engine import AnyPolicy, Engine
-from swiftsure.serve.policies import load_policy
 
 __all__ = ["PolicyManager", "PolicyStore", "StoredPolicy"]
 

@@ -20,6 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from swiftsure._lib.files import LockedError
+from swiftsure.certify.slices import load_policy
 from swiftsure.serve.engine import AnyPolicy
 from swiftsure.serve.http import (
     Access,
@@ -31,7 +32,6 @@ from swiftsure.serve.http import (
 )
 from swiftsure.serve.live import LiveStatus
 from swiftsure.serve.metrics import Metrics
-from swiftsure.serve.policies import load_policy
 from swiftsure.serve.policy_manager import PolicyManager
 
 __all__ = ["Answering", "Service", "headers_of"]

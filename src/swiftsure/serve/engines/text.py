@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from swiftsure.certify.slices import any_part
 from swiftsure.losses import LOSSES
 from swiftsure.serve.engine import (
     Answer,
@@ -22,7 +23,6 @@ from swiftsure.serve.engine import (
     answer_by_steps,
 )
 from swiftsure.serve.engines.by_slice import policies_of
-from swiftsure.serve.policies import any_part
 from swiftsure.text import BigLittle, CalmModel, ContinuousBatch
 from swiftsure.text.folder import load_system
 from swiftsure.text.generation import end_tokens

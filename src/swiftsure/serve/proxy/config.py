@@ -22,11 +22,11 @@ from swiftsure.cascade import (
     Verified,
 )
 from swiftsure.cascade.endpoints import check_key
+from swiftsure.certify.slices import any_part, load_policy
 from swiftsure.reasoning import Reasoner
 from swiftsure.reasoning.clients import BOXED
 from swiftsure.scores import LearnedScore
 from swiftsure.serve.engine import AnyPolicy
-from swiftsure.serve.policies import any_part, load_policy
 from swiftsure.serve.proxy.requests import canonical, same_json
 
 __all__ = [

@@ -5,9 +5,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from swiftsure.cascade.request_kinds import REQUESTS, unlike
+from swiftsure.certify.slices import any_part
 from swiftsure.serve.engine import AnyPolicy
 from swiftsure.serve.openai import ApiRequest, Kind
-from swiftsure.serve.policies import any_part
 
 __all__ = [
     "calibrated_features",

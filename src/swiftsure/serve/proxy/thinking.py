@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from swiftsure.cascade import Answer, Endpoint, UpstreamError
+from swiftsure.certify.slices import any_part
 from swiftsure.reasoning import Reasoner, Thinker, Thought
 from swiftsure.serve.engine import AnyPolicy
 from swiftsure.serve.engines.by_slice import policies_of
 from swiftsure.serve.openai import ApiRequest, encoded
-from swiftsure.serve.policies import any_part
 from swiftsure.serve.proxy.health import ModelHealth
 from swiftsure.serve.proxy.upstreams import Found, Upstreams
 from swiftsure.serve.proxy.versions import Versions

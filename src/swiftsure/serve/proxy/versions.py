@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from swiftsure.cascade.endpoints import version_of
+from swiftsure.certify.slices import any_part
 from swiftsure.serve.engine import AnyPolicy
-from swiftsure.serve.policies import any_part
 
 __all__ = ["Versions"]
 
