@@ -9,7 +9,7 @@ OUTPUT ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt
 
-EXTRAS := dev,zoo,text,export,serve,ray,api,sklearn,diffusers,mlflow,otel,train
+EXTRAS := dev,zoo,text,export,serve,ray,api,providers,langchain,sklearn,diffusers,mlflow,otel,train
 
 AUDIT := $(VENV)-audit
 PIP_AUDIT := $(AUDIT)/bin/pip-audit --no-deps --disable-pip --strict

@@ -14,8 +14,10 @@ from typing import Any
 from experiments.bild.reproduce import bild
 from experiments.calm.reproduce import calm
 from experiments.calm_cnndm.reproduce import calm_cnndm
+from experiments.crc.reproduce import crc
 from experiments.diffusion.reproduce import diffusion
 from experiments.image_classification.reproduce import image_classification
+from experiments.learned_score.reproduce import learned_score
 from experiments.llm_pairs.reproduce import llm_pairs
 from experiments.reasoning.reproduce import reasoning
 from experiments.segmentation.reproduce import segmentation
@@ -33,6 +35,8 @@ TASKS: dict[str, Callable[..., Any]] = {
     "bild": bild,
     "llm_pairs": llm_pairs,
     "reasoning": reasoning,
+    "learned_score": learned_score,
+    "crc": crc,
 }
 LOSSES = {"calm": ("bleu", "rouge_l")}
 """Losses of tasks that the paper studies with several."""

@@ -21,7 +21,16 @@ from experiments.translation.data import Pairs, multi30k
 from experiments.translation.train import HERE as TRANSLATION
 from experiments.translation.train import translations
 from swiftsure import RunOptions
-from swiftsure.text import CalmModel, CalmRule, MetaClassifier, Texts, sweep, train_meta
+from swiftsure.text import (
+    CalmModel,
+    CalmRule,
+    MetaClassifier,
+    Texts,
+    TokenScore,
+    learn_token_score,
+    sweep,
+    train_meta,
+)
 
 HERE = Path(__file__).parent
 NAME = "t5_multi30k"
@@ -34,6 +43,7 @@ MEASURES = {
     "shortlist": (CalmRule(shortlist=64), PROBABILITIES),
     "saturation": (CalmRule(score="saturation"), (1 - np.geomspace(0.002, 0.6, 25)).round(4)),
     "meta": (CalmRule(score="meta"), np.linspace(0.98, 0.02, 25).round(3)),
+    "learned": (CalmRule(score="learned"), np.linspace(0.98, 0.02, 25).round(3)),
     "softmax-second": (CalmRule(look_at=(1,)), PROBABILITIES),
     "meta-second": (CalmRule(score="meta", look_at=(1,)), np.linspace(0.98, 0.0, 25).round(3)),
 }
@@ -68,11 +78,16 @@ def main() -> None:
     (arguments.output / "scores.json").write_text(json.dumps({"bleu": scores}, indent=2) + "\n")
     print(f"BLEU of the full model: {scores}", flush=True)
 
-    classifier = None
+    trained_for: dict[str, MetaClassifier | TokenScore] = {}
+    if "learned" in arguments.scores:
+        pilot = Texts(multi30k(folder, "val").german[kept], tokenizer)
+        trained_for["learned"] = learn_token_score(
+            model, pilot, **GENERATION, batch_size=arguments.batch
+        )
     if any(MEASURES[each][0].score == "meta" for each in arguments.scores):
         trained = arguments.output / f"{NAME}_meta.safetensors"
         if (arguments.output / f"{NAME}_meta_shards").exists():  # a sweep to continue
-            classifier = MetaClassifier.load(trained).to(device)
+            trained_for["meta"] = MetaClassifier.load(trained).to(device)
         else:
             held = multi30k(folder, "val")
             classifier = train_meta(
@@ -82,13 +97,14 @@ def main() -> None:
                 batch_size=arguments.batch,
             )
             classifier.save(trained)
+            trained_for["meta"] = classifier
     texts = [text for pairs in tests.values() for text in pairs.german]
     references = [text for pairs in tests.values() for text in pairs.english]
     ids = [f"{part}_{i}" for part, pairs in tests.items() for i in range(len(pairs.german))]
     for score in arguments.scores:
         rule, thresholds = MEASURES[score]
         record = sweep(
-            CalmModel(model, rule, classifier=classifier if rule.score == "meta" else None),
+            CalmModel(model, rule, classifier=trained_for.get(rule.score)),
             Texts(texts, tokenizer, references, ids),
             thresholds=thresholds,
             losses=["bleu", "rouge_l"],

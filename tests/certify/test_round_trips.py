@@ -209,7 +209,7 @@ OTHERS = {
     "a learned path": lambda _: ss.calibrate(
         replace(RECORD, ids=np.arange(N) + 9999),
         **PROMISE,
-        path=ss.Path.learned(random_record(300, seed=8)),
+        path=ss.Path.pareto(random_record(300, seed=8), loss="zero_one"),
     ),
     "a threshold": lambda _: ss.calibrate(ONE_DIAL, epsilon=0.05),
     "a threshold, nothing": lambda _: ss.calibrate(ONE_DIAL, epsilon=1e-9),

@@ -500,6 +500,13 @@ def test_a_path_learned_on_a_pilot(run):
     assert (same.status, "not the same file" in same.err) == (2, True)
 
 
+def test_a_score_learned_on_a_pilot(run):
+    done = run("calibrate", "record.parquet", *ZERO_ONE, "--rule", "pilot.parquet", "--json")
+    assert json.loads(done.out)["score"].startswith("learned-")
+    same = run("calibrate", "record.parquet", *ZERO_ONE, "--rule", "record.parquet")
+    assert (same.status, "pilot that the score was learned on" in same.err) == (2, True)
+
+
 DIALS = ("dials.parquet", "--risk", "consistency", "--epsilon", 0.05)
 
 

@@ -763,8 +763,8 @@ def exits_with_a_split_pilot():
 
 
 @policy
-def exits_with_a_path_learned_for_one_loss():
-    return calibrated(path=ss.Path.learned(pilot(), "zero_one", score="top1"))
+def exits_by_a_learned_score():
+    return calibrated(rule=ss.LearnedScore.fit(pilot()))
 
 
 @policy

@@ -54,7 +54,7 @@ def test_learned_paths_keep_the_failure_probability_on_networks():
     truth = record(20_000)
     violations, fast = 0, 0
     for _ in range(20):
-        path = ss.Path.learned(record(150))
+        path = ss.Path.pareto(record(150), loss="zero_one")
         policy = ss.calibrate(record(200), loss="zero_one", epsilon=0.05, path=path)
         fast += policy.threshold is not None
         violations += policy.evaluate(truth).risk > 0.05

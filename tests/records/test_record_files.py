@@ -17,7 +17,7 @@ import swiftsure as ss
 from swiftsure.records import files
 from tests.builders import random_logits, random_record
 
-TABLES = ("confidences", "losses", "inconsistencies", "costs")
+TABLES = ("confidences", "losses", "inconsistencies", "features", "costs")
 
 
 def exit_record(**changes):

@@ -42,6 +42,62 @@ def test_labels_are_not_looked_at(learned, parts):
     assert np.array_equal(ss.LearnedScore.fit(unlabelled).weights, learned.weights)
 
 
+def test_records_logits_and_probabilities_give_one_score():
+    sample = Population(n_exits=4).sample(800, seed=3)
+    record = ss.ExitRecord.from_logits(sample.logits[:500])
+    assert list(record.confidences) == ["top1"]
+    learned = ss.LearnedScore.fit(record)
+    shares = np.exp(sample.logits - sample.logits.max(axis=-1, keepdims=True))
+    shares /= shares.sum(axis=-1, keepdims=True)
+    others = [
+        ss.LearnedScore.fit(ss.ExitRecord.from_logits(sample.logits[:500], score=SCORES)),
+        ss.LearnedScore.fit(ss.ExitRecord.from_logits(sample.logits[:500], score="entropy")),
+        ss.LearnedScore.fit(ss.ExitRecord.from_probabilities(shares[:500])),
+        ss.LearnedScore.fit(sample.logits[:500]),
+        ss.LearnedScore.fit(shares[:500]),
+    ]
+    assert all(np.allclose(each.weights, learned.weights, atol=1e-4) for each in others)
+    rest = ss.ExitRecord.from_logits(sample.logits[500:], sample.labels[500:])
+    assert ss.calibrate(rest, loss="zero_one", epsilon=0.1, score=learned).threshold is not None
+    asked = ss.ExitRecord.from_logits(sample.logits[500:], score=learned)
+    assert list(asked.confidences) == list(learned.inputs)
+
+
+def test_logits_with_ids_do_not_calibrate():
+    sample = Population(n_exits=4).sample(600, seed=0)
+    ids = np.arange(1000, 1600)
+    learned = ss.LearnedScore.fit(sample.logits[:300], ids=ids[:300])
+    record = ss.ExitRecord.from_logits(sample.logits[200:], sample.labels[200:], ids=ids[200:])
+    with pytest.raises(ValueError, match="100 of them"):
+        ss.calibrate(record, loss="zero_one", epsilon=0.1, score=learned)
+    with pytest.raises(ValueError, match="`ids` are those of the record"):
+        ss.LearnedScore.fit(record, ids=ids[200:])
+
+
+def test_features_stay_with_the_record(tmp_path):
+    sample = Population(n_exits=4).sample(60, seed=0)
+    record = ss.ExitRecord.from_logits(sample.logits, sample.labels)
+    record.save(tmp_path / "record.parquet")
+    loaded = ss.ExitRecord.load(tmp_path / "record.parquet")
+    assert np.array_equal(loaded.features["top_diff"], record.features["top_diff"])
+    assert record.take([3, 5]).features["top_diff"].shape == (2, 3)
+    both = ss.ExitRecord.concatenate(record.split(20))
+    assert both.features["top_diff"].shape == (60, 3)
+    assert record.routed(np.zeros(60)).features == {}
+    with pytest.raises(ValueError, match="features"):
+        replace(record, features={"length": np.full((60, 3), 7.0)})
+
+
+def test_other_records_use_the_scores_they_hold():
+    rng = np.random.default_rng(0)
+    sure = {"mean": rng.random((300, 2)), "patch": rng.random((300, 2))}
+    apart = {"miou": np.column_stack([rng.random((300, 2)), np.zeros(300)])}
+    record = ss.ExitRecord(sure, inconsistencies=apart)
+    assert ss.LearnedScore.fit(record).features == ("mean", "patch")
+    with pytest.raises(ValueError, match="must hold `inconsistencies`"):
+        ss.LearnedScore.fit(ss.ExitRecord(sure, losses=apart, loss_ranges={"miou": (0, 1)}))
+
+
 def test_the_same_pilot_gives_the_same_score(learned, parts):
     again = ss.LearnedScore.fit(parts[0].take(np.arange(400)[::-1]))
     assert np.allclose(again.weights, learned.weights, rtol=1e-6)
@@ -129,9 +185,19 @@ def test_studies_leave_the_pilot_out(learned, record):
     assert policy.evaluate(record).n == 1100
 
 
+def test_studies_of_folders_leave_the_pilot_out(learned, record, tmp_path):
+    record.save(tmp_path / "record.parquet")
+    folder = ss.ShardedRecord(tmp_path)
+    request = ss.Calibration(ss.Promise("zero_one", epsilon=0.05), rule=learned)
+    with pytest.raises(ValueError, match="score was learned on"):
+        request.run(folder)
+    study = request.evaluate(folder, n_calibration=300, splits=2, draws=2, progress=False)
+    assert study.n_pool == 1100
+
+
 def test_a_record_without_the_scores_is_refused(learned):
     record = ss.ExitRecord([[0.9] * 3] * 50, losses={"zero_one": [[0.0] * 4] * 50})
-    with pytest.raises(ValueError, match="lacks top_diff: make it"):
+    with pytest.raises(ValueError, match="lacks top_diff: `from_logits`"):
         ss.calibrate(record, loss="zero_one", epsilon=0.1, score=learned)
 
 

@@ -40,7 +40,8 @@ class Models(ExitStack):
 
     def file(self, folder, head="", tail=""):
         models = "".join(
-            f'[[models]]\nbase_url = "{place}"\nmodel = "{name}"\nper_million = [{price}, 1]\n'
+            f'[[models]]\nbase_url = "{place}"\nmodel = "{name}"\ntimeout = 30\n'
+            f"per_million = [{price}, 1]\n"
             for place, name, price in zip(self.places, ("small", "large"), (1, 10), strict=True)
         )
         path = folder / "cascade.toml"

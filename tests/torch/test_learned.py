@@ -85,6 +85,18 @@ def learned_policy():
     return model, batch, record, policy
 
 
+def test_what_is_collected_without_labels_can_be_learned_from():
+    """`collect` and `from_logits` give the same score."""
+    model, batch = network(n_exits=3), inputs(200)
+    with torch.no_grad():
+        logits = torch.stack(list(model(batch)), dim=1).numpy()
+    found = ss.LearnedScore.fit(collect(model, [batch]))
+    assert np.allclose(found.weights, ss.LearnedScore.fit(logits).weights, atol=1e-6)
+    named = collect(model, [batch], scores=found)
+    assert list(named.confidences) == ["top1", "top_diff"]
+    assert named.features == {}
+
+
 @pytest.mark.parametrize("options", [{}, {"capture": True}])
 def test_runtimes_exit_where_the_policy_says(learned_policy, options):
     model, batch, record, policy = learned_policy

@@ -5,6 +5,7 @@
 | `cascade` | `Cascade`: collect a record, calibrate, run |
 | `answers` | `Answer`: an answer, its confidence and its cost |
 | `models`, `endpoints` | functions, estimators, modules and OpenAI-compatible APIs as models |
+| `providers` | `ProviderEndpoint`: Anthropic's API and Azure's |
 | `confidences` | confidences of answers, by name |
 | `answer_features` | what a confidence is learned from |
 | `answer_losses` | losses of answers |
@@ -13,10 +14,11 @@
 | `running` | runs a cascade under a policy |
 | `router` | `Router`: sends inputs straight to the last model |
 | `embeddings` | vectors of texts from an API |
-| `request_kinds` | what the messages of requests are like |
+| `request_kinds`, `request_parameters` | what requests are like, and the calibration's |
 | `wrapping`, `recalibrating` | measures or maps a model's confidence |
 | `judging` | a loss that another model gives |
 | `estimator` | `CertifiedCascade` for scikit-learn |
+| `langchain`, `litellm`, `semantic_router` | policies within other tools; imported by name |
 | `logs` | logs of proxies and evaluations as records |
 """
 
@@ -30,6 +32,7 @@ from swiftsure.cascade.embeddings import Embeddings
 from swiftsure.cascade.endpoints import Endpoint, answer_of_response, usage_cost
 from swiftsure.cascade.judging import Judge
 from swiftsure.cascade.models import BatchModel, Model
+from swiftsure.cascade.providers import ProviderEndpoint
 from swiftsure.cascade.recalibrating import Recalibration
 from swiftsure.cascade.retrying import Backoff, UpstreamError
 from swiftsure.cascade.router import Router
@@ -53,6 +56,7 @@ __all__ = [
     "Judge",
     "LearnedConfidence",
     "Model",
+    "ProviderEndpoint",
     "Recalibrated",
     "Recalibration",
     "Router",

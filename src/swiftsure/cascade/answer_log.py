@@ -10,6 +10,7 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self
 
@@ -77,7 +78,8 @@ class AnswerLog:
             self._file.write(b"".join(lines))
             self._file.flush()
             os.fsync(self._file.fileno())
-        self.answers |= {key: (answer, seconds) for key, answer, seconds in new}
+        # Without whole responses, which would fill the memory.
+        self.answers |= {key: (replace(a, response=None), seconds) for key, a, seconds in new}
 
     def _open(self, path: Path) -> None:
         """Read the answers of earlier runs, cut off a torn last line, and open for appending."""

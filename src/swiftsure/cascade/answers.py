@@ -40,6 +40,8 @@ class Answer:
         Other confidences in [0, 1], by name.
     version : str, optional
         Which version of the model gave it.
+    response : object, optional
+        What the model sent, as it came; not kept in files.
 
     Examples
     --------
@@ -57,6 +59,7 @@ class Answer:
     top_logprobs: tuple[Mapping[str, float], ...] | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
     version: str | None = None
+    response: Any = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Check every field and store its checked form."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from swiftsure._lib import checks
 from swiftsure._lib.files import shortened
 from swiftsure.cascade.answers import Answer
+from swiftsure.cascade.events import events_of
 from swiftsure.cascade.models import Model
 from swiftsure.cascade.retrying import TEMPORARY, UpstreamError, retry_after
 
@@ -24,6 +25,7 @@ __all__ = [
     "Endpoint",
     "answer_of_response",
     "check_key",
+    "logprobs_of",
     "usage_cost",
     "version_of",
     "warn_of_prices",
@@ -176,6 +178,18 @@ class Endpoint(Model):
                     raise UpstreamError(f"{self.name} sent more than {LARGEST >> 20} MiB.")
                 parts.append(part)
         return self.redacted(b"".join(parts))
+
+    async def events(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """Send a request for a stream, and yield the JSON of each of its events, up to [DONE].
+
+        Raises
+        ------
+        UpstreamError
+            As `post`; also if the stream is cut, or holds something else.
+        """
+        async with self.post(body) as response:
+            async for each in events_of(response.content, self.redacted):
+                yield each
 
     def redacted(self, content: bytes) -> bytes:
         """Return what the server sent, with "[key]" wherever it repeats the key."""
@@ -397,13 +411,14 @@ def answer_of_response(response: Any, cost: Mapping[str, float] | None = None) -
         text = choice["message"].get("content") if "message" in choice else choice["text"]
         if not isinstance(text, str):
             raise TypeError("it holds no text")
-        logprobs, top = _logprobs(choice.get("logprobs"))
+        logprobs, top = logprobs_of(choice.get("logprobs"))
         return Answer(
             text,
             cost=cost or {},
             logprobs=logprobs,
             top_logprobs=top,
             version=version_of(response),
+            response=response,
         )
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise UpstreamError(
@@ -424,7 +439,7 @@ def version_of(response: Any) -> str | None:
     return " ".join(each for each in said if isinstance(each, str)) or None
 
 
-def _logprobs(given: Any) -> tuple[Any, Any]:
+def logprobs_of(given: Any) -> tuple[Any, Any]:
     """Return the log-probabilities of tokens, and of the alternatives at each token."""
     if not given:
         return None, None

@@ -9,8 +9,16 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from swiftsure.cascade.answer_log import input_digest
+from swiftsure.certify.policy import Policy
+from swiftsure.certify.slices import SlicedPolicy, any_part
 
-__all__ = ["REQUESTS", "features_of_inputs", "request_features", "unlike"]
+__all__ = [
+    "REQUESTS",
+    "calibrated_features",
+    "features_of_inputs",
+    "request_features",
+    "unlike",
+]
 
 REQUESTS = "requests"
 """Name of the features among the settings of a record and a policy."""
@@ -79,6 +87,14 @@ def features_of_inputs(inputs: Any) -> list[str] | None:
         found = (found - prompts) | {ANY_PROMPT}
     turns = [int(name.split()[0]) for name in found if _is_turns(name)]
     return sorted(found | {_turns(n) for n in range(min(turns), max(turns) + 1)})
+
+
+def calibrated_features(policy: Policy | SlicedPolicy | None) -> frozenset[str] | None:
+    """Return what the messages of a policy's calibration were like; None if it does not say."""
+    found = None if policy is None else any_part(policy).settings.get(REQUESTS)
+    if isinstance(found, list | tuple) and all(isinstance(each, str) for each in found):
+        return frozenset(found)
+    return None
 
 
 def unlike(value: Any, features: Collection[str]) -> str | None:

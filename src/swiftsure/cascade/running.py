@@ -233,6 +233,13 @@ class CascadeRunner:
         routed = await self.route(value, slice_name)
         if routed.answer is not None:
             return Decision(routed.answer, routed.exit, routed.confidences, dict(routed.cost))
+        return await self._from_last(value, routed)
+
+    async def ask_last(self, value: Any) -> Decision:
+        """Return the last model's answer to an input that the policy does not cover."""
+        return await self._from_last(value, Routing(None, len(self.models) - 1))
+
+    async def _from_last(self, value: Any, routed: Routing) -> Decision:
         found = await self.backoff.call(partial(self.models[-1].answer, value))
         cost = Counter(routed.cost)
         cost.update(found.cost)

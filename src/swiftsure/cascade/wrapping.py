@@ -20,7 +20,14 @@ from swiftsure.curves.pilots import Learned, PilotSamples
 from swiftsure.losses.text import normalised
 from swiftsure.scores import LearnedScore
 
-__all__ = ["LearnedConfidence", "Recalibrated", "SelfConsistency", "Verified", "Wrapper"]
+__all__ = [
+    "LearnedConfidence",
+    "Recalibrated",
+    "SelfConsistency",
+    "Verified",
+    "Wrapper",
+    "innermost",
+]
 
 PROMPT = """How sure are you that the answer to the question is right? Reply with one number and
 nothing else, from {low:g}, surely wrong, to {high:g}, surely right.
@@ -56,6 +63,13 @@ class Wrapper(Model):
     async def close(self) -> None:
         """Release connections of the model."""
         await self.model.close()
+
+
+def innermost(model: Model) -> Model:
+    """Return the model within all wrappers."""
+    while isinstance(model, Wrapper):
+        model = model.model
+    return model
 
 
 class SelfConsistency(Wrapper):

@@ -93,7 +93,8 @@ Rule = Annotated[
     str | None,
     optional(
         "When to exit: SCORE, then any of :strict (above the threshold, not at it) and :min_exit=1"
-        " (the first exit that may be taken).",
+        " (the first exit that may be taken). SCORE may be a record of others (FILE.parquet), to"
+        " learn one on.",
         default="top1 if available",
         panel=REQUEST,
     ),
@@ -145,7 +146,10 @@ def parse_control(text: str) -> "Control_":
 
 
 def parse_rule(text: str | None) -> "ExitRule":
-    """Parse an exit rule: SCORE, a learned score's file, or nothing, then any :OPTION=VALUE."""
+    """Parse an exit rule: SCORE, or nothing, then any :OPTION=VALUE.
+
+    In place of a name, SCORE may be the file of a learned score, or of a record to learn one on.
+    """
     from swiftsure.exits import ExitRule
 
     score, *given = (text or "").strip().split(":")
@@ -155,6 +159,11 @@ def parse_rule(text: str | None) -> "ExitRule":
         from swiftsure.scores import LearnedScore
 
         return ExitRule(LearnedScore.load(score), **chosen)
+    if score.endswith(".parquet"):
+        from swiftsure.records import ExitRecord
+        from swiftsure.scores import LearnedScore
+
+        return ExitRule(LearnedScore.fit(ExitRecord.load(score)), **chosen)
     return ExitRule(score or None, **chosen)
 
 

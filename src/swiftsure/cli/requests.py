@@ -72,7 +72,7 @@ class RequestText:
             route = ss.Path.learn(_count_or_share(self.path.removeprefix(LEARN)), cost=self.cost)
         elif self.path is not None and _is_file(self.path):
             first = next((each for each in promises if isinstance(each, ss.Promise)), None)
-            route = _learned(Path(self.path), records, first, rule.score_name, self.cost)
+            route = _learned(Path(self.path), records, first, self.cost)
         else:
             route = options.parse_path(self.path)
         return ss.Calibration(
@@ -181,9 +181,7 @@ def _is_file(text: str) -> bool:
     return Path(text).suffix.lower() in (".parquet", ".npz") or Path(text).exists()
 
 
-def _learned(
-    pilot: Path, records: Sequence[Path], promise: Any, score: str | None, cost: str | None
-) -> Any:
+def _learned(pilot: Path, records: Sequence[Path], promise: Any, cost: str | None) -> Any:
     """Return the path learned on a record of other samples."""
     import swiftsure as ss
 
@@ -191,6 +189,4 @@ def _learned(
         raise ValueError("`--path` must name other samples than the record, not the same file.")
     others = ss.load_record(pilot)
     loss = None if promise is None else promise.loss
-    if isinstance(others, ss.ThresholdRecord):
-        return ss.Path.pareto(others, None if promise is None else promise.risk, loss, cost=cost)
-    return ss.Path.learned(others, loss, score=score, cost=cost)
+    return ss.Path.pareto(others, None if promise is None else promise.risk, loss, cost=cost)

@@ -9,9 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from swiftsure._lib import checks
 from swiftsure.curves.branches import Branches
-from swiftsure.curves.costs import default_cost
 from swiftsure.curves.pareto import pareto_order, upper_estimates
-from swiftsure.curves.path_learning import Pilot, learned_thresholds
 from swiftsure.curves.pilots import PilotPath, PilotSamples
 from swiftsure.exits import NEVER, threshold_array
 
@@ -219,62 +217,6 @@ class Path:
         if not np.isposinf(values[0]).all():
             values = np.vstack([np.full((1, values.shape[1]), NEVER), values])
         return cls(values, "family of per-exit thresholds")
-
-    @classmethod
-    def learned(
-        cls,
-        pilot: Any,
-        loss: str | None = None,
-        *,
-        score: str | None = None,
-        cost: str | None = None,
-        epsilons: tuple[float, ...] = (0.01, 0.02, 0.05),
-    ) -> "Path":
-        """Return thresholds for each exit, learned on samples that are not used to calibrate.
-
-        Compared are one shared threshold, temperatures and a threshold for each exit; the one that
-        saves most on held-out samples of the pilot is used. It pays where exits are overconfident
-        to different degrees; elsewhere the result is the default path.
-
-        **Guarantee**: calibrating along this path is valid only if no sample of the pilot is among
-        the calibration samples, even where the pilot has no labels. Certificates state this.
-
-        Parameters
-        ----------
-        pilot : ExitRecord
-            Labels may be missing: the loss is then the inconsistency with the full model.
-        loss, score, cost : str, optional
-            Which to use, if the pilot has several; by default zero_one, top1, and the cost that
-            `policy.evaluate` reports.
-        epsilons : tuple of float
-            Levels at which savings are compared.
-
-        Examples
-        --------
-        >>> import swiftsure as ss
-        >>> pilot = ss.ExitRecord.from_logits(ss.simulate.Population().sample(300, seed=0).logits)
-        >>> ss.Path.learned(pilot).kind.startswith("learned on a pilot: ")
-        True
-        """
-        for table in ("confidences", "inconsistencies"):
-            if not isinstance(getattr(pilot, table, None), Mapping) or not getattr(pilot, table):
-                raise TypeError("`pilot` must be an ExitRecord with `inconsistencies`.")
-        known = pilot.inconsistencies
-        loss = checks.choice("loss", loss or ("zero_one" if "zero_one" in known else ""), known)
-        scores = pilot.confidences
-        score = score or ("top1" if "top1" in scores else next(iter(scores)))
-        confidences = np.asarray(scores[checks.choice("score", score, scores)], np.float64)
-        values = np.asarray(known[loss], np.float64)
-        against = pilot.losses.get(loss)
-        if against is not None and not np.isnan(against).any():
-            values = np.asarray(against - against[:, -1:], np.float64)
-        name = default_cost(pilot.costs, getattr(pilot, "full_costs", {}), cost)
-        costs = np.asarray(pilot.costs[str(name)], np.float64)
-        costs = costs.mean(axis=0) if costs.ndim == 2 else costs
-        shared = cls.logit_grid().thresholds.astype(np.float64)
-        rows, way = learned_thresholds(Pilot(confidences, values, costs), shared, epsilons)
-        samples = PilotSamples.of(pilot)
-        return cls(rows.astype(np.float32), LEARNED + way, pilot=samples)
 
     @classmethod
     def pareto(

@@ -19,6 +19,7 @@ from swiftsure.onnx.scoring import confidence
 from swiftsure.onnx.stages import Answer, Stages, State
 from swiftsure.records import ExitRecord
 from swiftsure.run import RunOptions
+from swiftsure.scores import LearnedScore
 from swiftsure.torch.collecting import collect as collect_staged
 from swiftsure.torch.foreign import ForeignModel
 from swiftsure.torch.staged import Scored, Tempered, plain_output
@@ -30,7 +31,7 @@ def collect(
     folder: str | os.PathLike[str] | Stages,
     loader: Iterable[Any],
     losses: Sequence[str | Loss] = ("zero_one", "brier"),
-    scores: Sequence[str] = ("top1",),
+    scores: Sequence[str] | LearnedScore = ("top1",),
     *,
     providers: str | Sequence[str] | None = None,
     threads: int | None = None,

@@ -86,6 +86,9 @@ class ExitRecord(Record):
         are measured against it.
     predictions : (n, n_exits), optional
         Class numbers that a classifier's exits predict, from which `with_labels` computes losses.
+    features : mapping of (n, n_exits - 1), optional
+        Other scores of the exits, in [0, 1], that a `LearnedScore` may need; of classifiers, the
+        difference of the two largest probabilities, "top_diff".
     sampling : Sampling
         How samples were drawn; see `grouped`, `weighted` and `drawn_from`, which set it.
     has_ids : bool, optional
@@ -107,7 +110,7 @@ class ExitRecord(Record):
     (2, 2)
     """
 
-    tables = ("confidences", "losses", "inconsistencies")
+    tables = ("confidences", "losses", "inconsistencies", "features")
     identity = (
         "loss_ranges",
         "inconsistency_ranges",
@@ -124,6 +127,7 @@ class ExitRecord(Record):
     dtype: str | None = field(default=None, kw_only=True)
     full_costs: Mapping[str, float | Array] = field(default_factory=dict, kw_only=True)
     predictions: Array | None = field(default=None, kw_only=True)
+    features: Mapping[str, Array] = field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
         """Check every array and store its checked form."""
@@ -136,6 +140,10 @@ class ExitRecord(Record):
             title = f"confidences['{name}']"
             scores[name] = record_checks.confidence_array(title, values, shape)
             shape = scores[name].shape
+        features = {
+            name: record_checks.confidence_array(f"features['{name}']", values, shape)
+            for name, values in self.features.items()
+        }
         n, n_early = next(iter(scores.values())).shape
         axes = {"n": n, "n_exits": n_early + 1}
         ranges, soft = declared_ranges(self)
@@ -168,6 +176,7 @@ class ExitRecord(Record):
         replace_fields(
             self,
             confidences=scores,
+            features=features,
             losses=losses,
             inconsistencies=aside,
             costs=costs,
@@ -185,7 +194,7 @@ class ExitRecord(Record):
         cls,
         logits: ArrayLike,
         labels: ArrayLike | None = None,
-        score: str | Iterable[str] = "top1",
+        score: str | LearnedScore | Iterable[str] = "top1",
         *,
         losses: str | Loss | Iterable[str | Loss] = ("zero_one", "brier"),
         label: Literal["expected", "sample", "argmax"] = "expected",
@@ -206,7 +215,8 @@ class ExitRecord(Record):
             Class numbers; negative ones are missing labels. Without labels only consistency risks
             can be controlled.
         score : str or several
-            Names among `swiftsure.scores.SCORES`.
+            Names among `swiftsure.scores.SCORES`. What the default `LearnedScore` needs is always
+            there, among `features` if not named here.
         losses : str or several
             Names among `swiftsure.losses.LOSSES`, or `Loss` objects.
         label : {"expected", "sample", "argmax"}
@@ -237,7 +247,7 @@ class ExitRecord(Record):
         labels: ArrayLike | None = None,
         classes: Sequence[Any] | None = None,
         *,
-        score: str | Iterable[str] = "top1",
+        score: str | LearnedScore | Iterable[str] = "top1",
         losses: str | Loss | Iterable[str | Loss] = ("zero_one", "brier"),
         costs: Mapping[str, ArrayLike] | None = None,
         ids: ArrayLike | None = None,
@@ -419,7 +429,7 @@ class ExitRecord(Record):
     def confidences_of(self, rule: ExitRule) -> Array:
         """Return the confidences, (n, n_exits - 1), by which a rule decides."""
         if isinstance(rule.score, LearnedScore):
-            return rule.score.confidences(self.confidences)
+            return rule.score.confidences({**self.features, **self.confidences})
         return self.confidences[self.score_of(rule)]
 
     def needs_label(

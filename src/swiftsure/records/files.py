@@ -58,7 +58,12 @@ OTHERS = (".npz", ".npy", ".csv", ".json", ".txt", ".pkl", ".pt")
 KEY, CHECKSUM = b"swiftsure", b"swiftsure-checksum"
 """Keys of the file's metadata: the header as JSON, and its checksum."""
 
-TABLES = {"confidences": "confidence", "losses": "loss", "inconsistencies": "inconsistency"}
+TABLES = {
+    "confidences": "confidence",
+    "losses": "loss",
+    "inconsistencies": "inconsistency",
+    "features": "feature",
+}
 """Attributes of a record that map names to tables, and the prefixes of their columns."""
 
 TEXTS = ["id", "group", "slice"]
@@ -290,7 +295,7 @@ def _arguments(layout: _Layout, data: Mapping[str, Array], first: int = 0) -> di
         alone = {c.removeprefix(FULL): data[c] for c in layout.columns if c.startswith(FULL)}
         own["full_costs"] |= alone
     else:
-        del arguments["confidences"]
+        del arguments["confidences"], arguments["features"]
     return arguments | own
 
 

@@ -9,7 +9,8 @@ from numpy.typing import ArrayLike, NDArray
 from swiftsure._lib import checks
 from swiftsure.losses import LOSSES, Loss
 from swiftsure.records import checks as record_checks
-from swiftsure.scores import SCORES, probabilities, warn_of_probabilities
+from swiftsure.scores import SCORES, LearnedScore, probabilities, warn_of_probabilities
+from swiftsure.scores.features import DEFAULT_FEATURES, inputs_of
 
 __all__ = ["reduced_logits", "reduced_probabilities"]
 
@@ -22,7 +23,7 @@ CHUNK = 4096
 def reduced_logits(
     logits: ArrayLike,
     labels: ArrayLike | None,
-    score: str | Iterable[str],
+    score: str | LearnedScore | Iterable[str],
     losses: str | Loss | Iterable[str | Loss],
     label: str,
     temperatures: ArrayLike,
@@ -53,7 +54,7 @@ def reduced_logits(
 def reduced_probabilities(
     given: ArrayLike,
     labels: ArrayLike | None,
-    score: str | Iterable[str],
+    score: str | LearnedScore | Iterable[str],
     losses: str | Loss | Iterable[str | Loss],
     classes: Sequence[Any] | None,
 ) -> dict[str, Any]:
@@ -94,7 +95,9 @@ def _three_axes(name: str, values: Array) -> tuple[int, int, int]:
     return n, n_exits, n_classes
 
 
-def _score_names(score: str | Iterable[str]) -> list[str]:
+def _score_names(score: str | LearnedScore | Iterable[str]) -> list[str]:
+    if isinstance(score, LearnedScore):
+        return list(score.inputs)
     return [score] if isinstance(score, str) else list(score)
 
 
@@ -129,10 +132,11 @@ def _reduced(
 ) -> dict[str, Any]:
     """Return confidences and losses from the probabilities of all samples, in chunks."""
     parts: dict[str, list[Array]] = {}
+    others = [name for name in inputs_of(DEFAULT_FEATURES) if name not in score_names]
     for start in range(0, n, CHUNK):
         p = probabilities_of(slice(start, start + CHUNK))
         parts.setdefault("predictions", []).append(p.argmax(axis=-1).astype(np.int32))
-        for name in score_names:
+        for name in (*score_names, *others):
             parts.setdefault(f"score/{name}", []).append(SCORES.choose(name)(p[:, :-1]))
         for loss in chosen:
             parts.setdefault(f"soft/{loss.name}", []).append(_against_last(loss, p, label, rng))
@@ -150,6 +154,7 @@ def _reduced(
     return {
         "predictions": joined["predictions"],
         "confidences": {name: joined[f"score/{name}"] for name in score_names},
+        "features": {name: joined[f"score/{name}"] for name in others},
         "losses": {loss.name: joined[f"loss/{loss.name}"] for loss in chosen_losses},
         "inconsistencies": {loss.name: joined[f"soft/{loss.name}"] for loss in chosen},
         "loss_ranges": {loss.name: loss.range for loss in chosen_losses},

@@ -12,7 +12,7 @@ from swiftsure._lib.files import npz
 
 __all__ = ["is_npz", "load", "logits", "selected"]
 
-TABLES = ("confidences", "losses", "inconsistencies")
+TABLES = ("confidences", "losses", "inconsistencies", "features")
 
 
 def is_npz(path: str | os.PathLike[str]) -> bool:
@@ -69,7 +69,7 @@ def load(path: str | os.PathLike[str], only: Mapping[str, Iterable[str] | None])
                 raise ValueError(
                     f"{path} holds an unknown array {key!r}; known are thresholds, ids, groups,"
                     " slices, predictions, confidences, and confidences.NAME, losses.NAME,"
-                    " inconsistencies.NAME, costs.NAME, full_costs.NAME, dials.NAME,"
+                    " inconsistencies.NAME, features.NAME, costs.NAME, full_costs.NAME, dials.NAME,"
                     " loss_ranges.NAME,"
                     " inconsistency_ranges.NAME; or in their place"
                     " logits or probabilities, and with them labels, ids, groups, slices,"

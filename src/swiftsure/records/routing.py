@@ -53,6 +53,7 @@ def routed(
         inconsistencies={k: _answered_first(v) for k, v in record.inconsistencies.items()},
         costs=costs,
         full_costs=alone,
+        features={},
         predictions=None if predictions is None else _answered_first(predictions),
         settings=learned_on({**record.settings, ROUTER: True}, "router", pilot),
     )

@@ -16,7 +16,13 @@ from swiftsure.curves.conditions import Condition
 from swiftsure.curves.pilots import PilotSamples
 from swiftsure.scores.features import DEFAULT_FEATURES, feature_of, inputs_of
 from swiftsure.scores.fitting import logistic_weights
-from swiftsure.scores.outputs import SHIFT, STEPS
+from swiftsure.scores.outputs import (
+    SCORES,
+    SHIFT,
+    STEPS,
+    are_probabilities,
+    probabilities,
+)
 
 __all__ = ["LearnedScore"]
 
@@ -31,7 +37,8 @@ class LearnedScore:
 
     It is a logistic regression per exit on a few numbers of that exit's own output, fitted on
     samples that need no labels. Use it wherever a score is named, such as
-    `calibrate(record, score=learned)`; the record then needs the scores in `inputs`.
+    `calibrate(record, score=learned)`; the record then needs the scores in `inputs`, which those of
+    classifiers hold.
 
     **Guarantee**: calibrating with a learned score is valid only if no sample of the pilot, nor one
     of its group, is among the calibration samples. Ids and groups are compared, and certificates
@@ -51,7 +58,7 @@ class LearnedScore:
     --------
     >>> import swiftsure as ss
     >>> sample = ss.simulate.Population().sample(2000, seed=0)
-    >>> record = ss.ExitRecord.from_logits(sample.logits, sample.labels, score=ss.scores.SCORES)
+    >>> record = ss.ExitRecord.from_logits(sample.logits, sample.labels)
     >>> pilot, rest = record.split(500)
     >>> learned = ss.LearnedScore.fit(pilot)
     >>> policy = ss.calibrate(rest, loss="zero_one", epsilon=0.02, score=learned)
@@ -75,49 +82,86 @@ class LearnedScore:
     def fit(
         cls,
         pilot: Any,
-        features: Sequence[str] = DEFAULT_FEATURES,
+        features: Sequence[str] | None = None,
         *,
         loss: str | None = None,
         shared: bool = False,
+        ids: ArrayLike | None = None,
+        groups: ArrayLike | None = None,
     ) -> "LearnedScore":
-        """Learn the score from a record, without looking at labels.
+        """Learn the score from a record, or from logits, without looking at labels.
 
         Parameters
         ----------
-        pilot : ExitRecord
-            Samples that will not calibrate, with `inconsistencies` and the scores that the features
-            need: `ExitRecord.from_logits(logits, score=LearnedScore)` or
-            `collect(model, batches, scores=SCORES)`.
-        features : sequence of str
-            As in the class; the default is for classifiers.
+        pilot : ExitRecord, or (n, n_exits, n_classes)
+            Samples that will not calibrate: a record with `inconsistencies`, as `from_logits`,
+            `from_probabilities` and `collect` make it without labels; or logits, or probabilities.
+        features : sequence of str, optional
+            As in the class. By default those of classifiers, `DEFAULT_FEATURES`, where the record
+            has what they need, else the logits of all its scores.
         loss : str, optional
             The inconsistency that is to be small; by default zero_one, or the pilot's first.
         shared : bool
             Whether all exits share one regression, without an intercept of their own.
+        ids, groups : (n,), optional
+            Of the samples of logits, by which calibration recognises them.
 
         Examples
         --------
         >>> import swiftsure as ss
         >>> logits = ss.simulate.Population().sample(300, seed=0).logits
-        >>> pilot = ss.ExitRecord.from_logits(logits, score=ss.scores.SCORES)
-        >>> ss.LearnedScore.fit(pilot).weights.shape  # one row for each early exit
-        (4, 3)
+        >>> score = ss.LearnedScore.fit(ss.ExitRecord.from_logits(logits))
+        >>> score.features, score.weights.shape
+        (('log_ratio', 'log1p_ratio'), (4, 3))
         """
-        known = getattr(pilot, "inconsistencies", None)
-        if not known or not hasattr(pilot, "confidences"):
-            raise TypeError(
-                "`pilot` must be an ExitRecord with `inconsistencies`; for arrays of features use"
-                " `LearnedScore.fit_features`."
+        if not hasattr(pilot, "confidences"):
+            return cls._of_outputs(pilot, features, loss, shared, ids, groups)
+        given = [name for name, value in (("ids", ids), ("groups", groups)) if value is not None]
+        if given:
+            raise ValueError(f"`{given[0]}` are those of the record, and only of use with logits.")
+        known = pilot.inconsistencies
+        if not known:
+            raise ValueError(
+                "`pilot` must hold `inconsistencies`, to see where exits agree with the full model;"
+                " `from_logits`, `from_probabilities` and `collect` store them."
             )
         loss = loss or ("zero_one" if "zero_one" in known else next(iter(known)))
         apart = known[checks.choice("loss", loss, known)][:, :-1]
         high = pilot.inconsistency_ranges[loss].high
+        scores = {**pilot.features, **pilot.confidences}
+        if features is None:
+            of_classes = all(name in scores for name in inputs_of(DEFAULT_FEATURES))
+            features = DEFAULT_FEATURES if of_classes else tuple(pilot.confidences)
         names = _names(features)
-        values = _feature_values(names, pilot.confidences)
+        values = _feature_values(names, scores)
         agreement = np.clip(1.0 - apart / high, 0.0, 1.0)
         rising = np.ones(len(names), bool)
         weights = logistic_weights(values, agreement, rising, shared)
         return cls(names, weights, PilotSamples.of(pilot))
+
+    @classmethod
+    def _of_outputs(
+        cls,
+        outputs: Any,
+        features: Sequence[str] | None,
+        loss: str | None,
+        shared: bool,
+        ids: ArrayLike | None,
+        groups: ArrayLike | None,
+    ) -> "LearnedScore":
+        """Learn the score of a classifier from logits or probabilities."""
+        checks.choice("loss", loss or "zero_one", ["zero_one"])
+        values = checks.numbers("pilot", outputs, np.float64)
+        checks.of_shape("pilot", values, {"n": None, "n_exits": None, "n_classes": None})
+        shares = values if are_probabilities(values) else probabilities(values)
+        answers = shares.argmax(axis=-1)
+        agrees = (answers[:, :-1] == answers[:, -1:]).astype(np.float64)
+        names = _names(DEFAULT_FEATURES if features is None else features)
+        scores = {name: SCORES.choose(name)(shares[:, :-1]) for name in inputs_of(names)}
+        found = _feature_values(names, scores)
+        weights = logistic_weights(found, agrees, np.ones(len(names), bool), shared)
+        pilot = PilotSamples.of_arrays(values, ids=ids, groups=groups)
+        return cls(names, weights, pilot)
 
     @classmethod
     def fit_features(
@@ -306,8 +350,8 @@ def _feature_values(names: tuple[str, ...], scores: Mapping[str, Any]) -> Floats
     if missing:
         raise ValueError(
             f"A learned score with the features {', '.join(names)} needs the scores"
-            f" {', '.join(inputs_of(names))}, but the record lacks {', '.join(missing)}: make it"
-            " with `score=swiftsure.scores.SCORES`."
+            f" {', '.join(inputs_of(names))}, but the record lacks {', '.join(missing)}:"
+            " `from_logits`, `from_probabilities` and `collect` store them."
         )
     columns = []
     for name in names:

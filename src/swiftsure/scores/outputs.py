@@ -240,12 +240,17 @@ for (_a, _over_pixels), (_s, _of_pixel) in product(AGGREGATES.items(), SCORES.it
     IMAGE_SCORES.register(_image_score(_over_pixels, _of_pixel), f"{_a}_{_s}")
 
 
+def are_probabilities(values: NDArray[Any]) -> bool:
+    """Return whether what may be logits, with the classes last, are probabilities."""
+    totals = values.sum(axis=-1, dtype=np.float64)
+    return bool(values.shape[-1] > 1 and (values >= 0).all() and np.allclose(totals, 1, atol=1e-3))
+
+
 def warn_of_probabilities(
     values: NDArray[Any], stacklevel: int = 3, *, what: str = "`logits`", use: str = ""
 ) -> None:
     """Warn if what should be logits, with the classes last, are probabilities."""
-    totals = values.sum(axis=-1, dtype=np.float64)
-    if values.shape[-1] > 1 and (values >= 0).all() and np.allclose(totals, 1, atol=1e-3):
+    if are_probabilities(values):
         warnings.warn(
             f"{what} look like probabilities; another softmax would make them less confident: use"
             f" {use}a model without its last softmax.",

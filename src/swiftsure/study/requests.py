@@ -130,8 +130,8 @@ def evaluate_request(
     With groups, whole groups are split and drawn. Labels must be known where they matter, except
     for `missing="stop"` and `"worst"`. A pilot of `Path.learn` is a part of each calibration set.
     """
-    record, request = without_pilot(record, request)
-    sampler = _Sampler.of(request, record, seed)
+    record, request = without_pilot(_in_memory(record, seed), request)
+    sampler = _Sampler.of(request, record)
     n = calibration_size(n_calibration, sampler.n)
     checks.count("splits", splits)
     draws = splits if draws is None else checks.count("draws", draws, 0)
@@ -169,6 +169,11 @@ def evaluate_request(
     )
 
 
+def _in_memory(record: Any, seed: int) -> Any:
+    """Return a record, or a sample of one on a disk."""
+    return record.sample(LARGEST_POOL, seed) if isinstance(record, ShardedRecord) else record
+
+
 def _limit(promise: Promise | CostPromise) -> float:
     return promise.epsilon if isinstance(promise, Promise) else promise.at_most
 
@@ -187,15 +192,13 @@ class _Sampler:
             self._members = np.split(order, np.cumsum(np.bincount(self.codes))[:-1])
 
     @classmethod
-    def of(cls, request: Calibration, record: Any, seed: int) -> "_Sampler":
+    def of(cls, request: Calibration, record: Any) -> "_Sampler":
         """Return the sampler of a record, for a request that can be run many times."""
         if isinstance(request.missing, Ask):
             raise ValueError(
                 "`missing=Ask(...)` would ask again in each split; use missing='stop', or"
                 " `swiftsure.evaluate`, which compares budgets of labels."
             )
-        if isinstance(record, ShardedRecord):
-            record = record.sample(LARGEST_POOL, seed)
         if not isinstance(record, ExitRecord | ThresholdRecord):
             raise TypeError(
                 "`record` must be an ExitRecord or a ThresholdRecord, whose samples can be drawn"
@@ -322,8 +325,8 @@ def plan_request(
     checks.between("power", power, 0.0, 1.0)
     if isinstance(request.path, PilotPath) and not isinstance(request.path.share, float):
         raise ValueError("`Path.learn` must be a share, like 0.3, to plan for several sizes.")
-    pilot, request = without_pilot(pilot, request)
-    sampler, rng = _Sampler.of(request, pilot, seed), np.random.default_rng(seed)
+    pilot, request = without_pilot(_in_memory(pilot, seed), request)
+    sampler, rng = _Sampler.of(request, pilot), np.random.default_rng(seed)
     certified, saving = np.zeros(len(sizes)), np.zeros(len(sizes))
     cost: str | None = None
     named = request.cost

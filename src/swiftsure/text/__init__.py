@@ -19,7 +19,8 @@ from swiftsure.text.calm.model import CalmModel, EarlyExits, calm_fingerprint, e
 from swiftsure.text.calm.results import CalmOutput, Depths
 from swiftsure.text.calm.rules import CalmRule, Decay
 from swiftsure.text.calm.sweep import sweep
-from swiftsure.text.calm.training import fit_exit_heads, train_meta
+from swiftsure.text.calm.token_score import TokenScore
+from swiftsure.text.calm.training import fit_exit_heads, learn_token_score, train_meta
 from swiftsure.text.continuous import ContinuousBatch, Generation
 from swiftsure.text.decoder import check_family
 from swiftsure.text.exit_heads import ExitHeads
@@ -49,10 +50,12 @@ __all__ = [
     "Rollback",
     "Speculative",
     "Texts",
+    "TokenScore",
     "calm_fingerprint",
     "check_family",
     "early_exits",
     "fit_exit_heads",
+    "learn_token_score",
     "load_system",
     "pair_fingerprint",
     "save_system",

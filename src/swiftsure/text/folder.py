@@ -19,6 +19,7 @@ from swiftsure.run.graphs.recorder import CaptureLimits
 from swiftsure.text.bild.model import BigLittle
 from swiftsure.text.calm.meta import MetaClassifier
 from swiftsure.text.calm.model import CalmModel
+from swiftsure.text.calm.token_score import TokenScore
 from swiftsure.text.exit_heads import ExitHeads
 
 __all__ = ["MARK", "load_system", "save_system"]
@@ -94,7 +95,8 @@ def load_system(
     tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=True)
     if content["system"] == "bild":
         return BigLittle(model, _model(place / DRAFT, device), policy, capture=capture), tokenizer
-    classifier = MetaClassifier.load(place / CLASSIFIER) if CLASSIFIER in files else None
+    kind: Any = TokenScore if policy.settings.get("score") == "learned" else MetaClassifier
+    classifier = kind.load(place / CLASSIFIER) if CLASSIFIER in files else None
     heads = ExitHeads.load(place / HEADS) if HEADS in files else None
     if device is not None:
         classifier = None if classifier is None else classifier.to(device)

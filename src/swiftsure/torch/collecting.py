@@ -26,6 +26,7 @@ from swiftsure.losses import Loss
 from swiftsure.records import ExitRecord
 from swiftsure.records.shards import Shards
 from swiftsure.run import RunOptions
+from swiftsure.scores import LearnedScore
 from swiftsure.torch.batches import Batch, DataHash
 from swiftsure.torch.ray_data import dataset_batches, is_ray_dataset
 from swiftsure.torch.reducing import PendingRows, Reducer, Rows, Source
@@ -63,7 +64,7 @@ def collect(
     model: StagedModel,
     loader: Iterable[Any],
     losses: Sequence[str | Loss] = ("zero_one", "brier"),
-    scores: Sequence[str] = ("top1",),
+    scores: Sequence[str] | LearnedScore = ("top1",),
     *,
     temperatures: Sequence[float] | None = None,
     dtype: str | None = None,
@@ -87,7 +88,8 @@ def collect(
         The columns of a Ray Dataset are named like the entries of such dicts.
     losses, scores : names
         Losses are names in `swiftsure.losses.LOSSES` or `Loss` objects with `tensors`; scores are
-        names in `swiftsure.torch.scoring.SCORES`, or "model" for the model's own. For segmentation:
+        names in `swiftsure.torch.scoring.SCORES`, or "model" for the model's own; a learned score
+        stands for those that it needs, which classifiers' records always hold. For segmentation:
         "miou", "miscoverage", "pixel_brier", and scores such as "mean_top1" or "patch_entropy".
     temperatures : (n_exits,), optional
         Must be fitted on samples that you do not calibrate on; see `fit_temperatures`.

@@ -16,7 +16,8 @@ from swiftsure.losses import LOSSES, PIXEL_LOSSES, ZERO_ONE, Loss
 from swiftsure.records import ExitRecord
 from swiftsure.records.checks import check_dtype, temperature_tuple
 from swiftsure.run.graphs.precision import inference
-from swiftsure.scores import SCORE_VERSION
+from swiftsure.scores import SCORE_VERSION, SCORES, LearnedScore
+from swiftsure.scores.features import DEFAULT_FEATURES, inputs_of
 from swiftsure.torch.batches import Batch, moved, sample_digests
 from swiftsure.torch.costs import exit_and_full_flops, exit_seconds, full_seconds
 from swiftsure.torch.fingerprinting import begin_fingerprint
@@ -103,7 +104,7 @@ class Reducer:
         self,
         model: StagedModel,
         losses: Sequence[str | Loss],
-        scores: Sequence[str],
+        scores: Sequence[str] | LearnedScore,
         temperatures: Sequence[float] | None,
         dtype: str | None,
         seconds: bool,
@@ -114,6 +115,7 @@ class Reducer:
         refuse_training(model)
         self.model = model
         losses = [losses] if isinstance(losses, str | Loss) else losses
+        scores = scores.inputs if isinstance(scores, LearnedScore) else scores
         scores = [scores] if isinstance(scores, str) else scores
         self.losses = [LOSSES.choose(loss, "losses") for loss in losses]
         for loss in self.losses:
@@ -122,6 +124,10 @@ class Reducer:
         if not scores:
             raise ValueError("`scores` must name at least one score, but is empty.")
         self.scores = [str(known_score("scores", name)) for name in scores]
+        self.features: list[str] = []
+        if any(name in SCORES for name in self.scores):  # of classifiers
+            needed = inputs_of(DEFAULT_FEATURES)
+            self.features = [name for name in needed if name not in self.scores]
         self.seconds = seconds
         self.dtype = check_dtype(dtype)
         self.temperatures = temperature_tuple(temperatures, model.n_exits)
@@ -243,8 +249,9 @@ class Reducer:
             if broken is not None:
                 found[BROKEN].append(broken)
             if k < self.model.n_exits - 1:
-                for name in self.scores:
-                    found[f"confidences/{name}"].append(self._confidence(name, output))
+                for table, names in (("confidences", self.scores), ("features", self.features)):
+                    for name in names:
+                        found[f"{table}/{name}"].append(self._confidence(name, output))
         return outputs, {name: torch.stack(parts, dim=1) for name, parts in found.items()}
 
     @property
@@ -289,6 +296,7 @@ class Reducer:
             dtype=self.dtype,
             full_costs=self.full_costs,
             predictions=rows.get(PREDICTIONS),
+            features=tables("features"),
         )
 
     def report(self, done: int) -> None:
@@ -302,7 +310,7 @@ class Reducer:
         return {
             "model": self.fingerprint,
             "losses": [loss.name for loss in self.losses],
-            "scores": self.scores,
+            "scores": [*self.scores, *self.features],
             "score_version": SCORE_VERSION,
             "hash_version": HASH_VERSION,
         }
@@ -424,7 +432,8 @@ def _per_sample(name: str, values: Any, n: int) -> Array:
 
 def _check_rows(key: str, array: Array, samples: Array, n_exits: int) -> None:
     kind, _, name = key.partition("/")
-    expected = (len(samples), n_exits - 1 if kind == "confidences" else n_exits)
+    early = kind in ("confidences", "features")
+    expected = (len(samples), n_exits - 1 if early else n_exits)
     if array.shape != expected:
         raise ValueError(f"`{kind}` {name!r} must have shape {expected}, but got {array.shape}.")
     if kind != "losses" and np.isnan(array).any():

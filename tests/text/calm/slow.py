@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from swiftsure.text import CalmModel, CalmRule, Decay, MetaClassifier
+from swiftsure.text import CalmModel, CalmRule, Decay, MetaClassifier, TokenScore
 from tests.text.builders import EOS, batch, blocks_of
 
 __all__ = [
@@ -31,6 +31,7 @@ RULES = {
     "softmax, few looks": CalmRule(1.0, look_at=(0, 2)),
     "saturation": CalmRule(1.0, score="saturation"),
     "meta": CalmRule(1.0, score="meta"),
+    "learned": CalmRule(1.0, score="learned"),
 }
 
 
@@ -50,6 +51,8 @@ def fast_model(model, rule):
 
 
 def classifier(rule, seed=3):
+    if rule.score == "learned":
+        return TokenScore([[0.0, 0.0, 0.0, 0.0], [-1.0, 0.6, 0.4, 0.1], [0.2, 0.5, 0.2, 0.3]])
     if rule.score != "meta":
         return None
     torch.manual_seed(seed)

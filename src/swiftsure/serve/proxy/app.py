@@ -19,7 +19,8 @@ from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 
 from swiftsure.cascade import UpstreamError, usage_cost
-from swiftsure.cascade.events import events_of
+from swiftsure.cascade.request_kinds import calibrated_features
+from swiftsure.cascade.request_parameters import in_common
 from swiftsure.certify.policy import Policy
 from swiftsure.certify.slices import SlicedPolicy
 from swiftsure.monitor import audit_rate, request_ids
@@ -46,15 +47,11 @@ from swiftsure.serve.openai import (
 from swiftsure.serve.openapi import openapi
 from swiftsure.serve.policy_manager import PolicyManager, PolicyStore
 from swiftsure.serve.proxy.audits import Audits
-from swiftsure.serve.proxy.config import ProxyConfig, parameters_in_common
+from swiftsure.serve.proxy.config import ProxyConfig
 from swiftsure.serve.proxy.health import UpstreamMetrics
 from swiftsure.serve.proxy.passing import PASSED, Passed, asked_model, passed_on
-from swiftsure.serve.proxy.requests import calibrated_features, not_covered_reason
-from swiftsure.serve.proxy.streams import (
-    PassedOn,
-    as_json,
-    without_logprobs,
-)
+from swiftsure.serve.proxy.requests import not_covered_reason
+from swiftsure.serve.proxy.streams import PassedOn, as_json, without_logprobs
 from swiftsure.serve.proxy.thinking import ThinkingUpstreams
 from swiftsure.serve.proxy.upstreams import Found, Upstreams, added, client_error
 from swiftsure.serve.service import Answering, Service
@@ -133,8 +130,8 @@ class ProxyService(Service):
         manager.pending = self.queue.pending
         self.bill = live.bill
         self.names = self.upstreams.names
-        self.parameters = parameters_in_common(self.upstreams.endpoints)
-        known = None if manager.policy is None else calibrated_features(manager.policy)
+        self.parameters = in_common([each.parameters for each in self.upstreams.endpoints])
+        known = None if manager.policy is None else _calibrated_features(manager.policy)
         self._features: tuple[AnyPolicy | None, frozenset[str] | None] = (manager.policy, known)
         self.under_way = 0
         self.created = int(time.time())
@@ -413,7 +410,7 @@ class ProxyService(Service):
             return Found(last, "the policy has no such slice")
         kinds = {each.kind for each in self.upstreams.endpoints}
         if self._features[0] is not policy:
-            self._features = policy, calibrated_features(policy)
+            self._features = policy, _calibrated_features(policy)
         why = not_covered_reason(asked, kinds, self.parameters, self._features[1])
         return None if why is None else Found(last, why)
 
@@ -459,24 +456,14 @@ class ProxyService(Service):
     async def _passed_on(self, name: str, asked: ApiRequest, found: Found) -> Response:
         """Return the last model's stream; an error before its first event is raised."""
         large = self.upstreams.large_for(asked)
-        opened = large.post(self.upstreams.stream_body(asked))
+        events = large.events(self.upstreams.stream_body(asked))
         health = self.upstreams.health[self.upstreams.last]
         try:
-            answer = await opened.__aenter__()
+            first = await anext(events, None)
+            if first is None:
+                raise UpstreamError(f"{large.name} sent an empty stream.")
         except Exception as error:
             health.failed(error)
-            raise
-        events = events_of(answer.content, large.redacted)
-        try:
-            first = await anext(events)
-        except (UpstreamError, StopAsyncIteration) as error:
-            await opened.__aexit__(None, None, None)
-            if isinstance(error, StopAsyncIteration):
-                error = UpstreamError(f"{large.name} sent an empty stream.")
-            health.failed(error)
-            raise error from None
-        except BaseException:
-            await opened.__aexit__(None, None, None)
             raise
         health.answered()
 
@@ -502,9 +489,8 @@ class ProxyService(Service):
 
         async def close() -> None:
             self.bill.answer(added(found.cost, own), own)
-            await events.aclose()  # type: ignore[attr-defined]
             with suppress(Exception):
-                await opened.__aexit__(None, None, None)
+                await events.aclose()  # type: ignore[attr-defined]
 
         headers = self._headers(name, found, found.cost)
         return PassedOn(relayed(), close, headers, self.config.limits.timeout)
@@ -559,6 +545,18 @@ def _upstreams(config: ProxyConfig, policy: AnyPolicy | None) -> Upstreams:
     if config.thinking is None:
         return Upstreams(config.cascade(), policy, config.timeouts(policy))
     return ThinkingUpstreams(config.reasoner(), policy)
+
+
+def _calibrated_features(policy: AnyPolicy) -> frozenset[str] | None:
+    """Return what the messages of the calibration were like; None if the policy does not say."""
+    found = calibrated_features(policy)
+    if found is None:
+        log.warning(
+            "The policy does not say what its calibration's messages were like, so requests with"
+            " other roles, images or system prompts cannot be told apart. Collect and calibrate"
+            " again."
+        )
+    return found
 
 
 async def _not_here(request: Request, error: Exception) -> Response:

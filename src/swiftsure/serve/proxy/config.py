@@ -22,12 +22,12 @@ from swiftsure.cascade import (
     Verified,
 )
 from swiftsure.cascade.endpoints import check_key
+from swiftsure.cascade.providers import Provider, ProviderEndpoint
 from swiftsure.certify.slices import any_part, load_policy
 from swiftsure.reasoning import Reasoner
 from swiftsure.reasoning.clients import BOXED
 from swiftsure.scores import LearnedScore
 from swiftsure.serve.engine import AnyPolicy
-from swiftsure.serve.proxy.requests import canonical, same_json
 
 __all__ = [
     "AuditConfig",
@@ -126,6 +126,8 @@ class UpstreamConfig(_Table):
 
     Attributes
     ----------
+    provider : {"anthropic", "azureopenai"}, optional
+        For another API than OpenAI's; see `ProviderEndpoint`.
     logprobs : int or false
         How many of the most probable tokens to ask for; false asks for no log-probabilities, which
         is the default where `confidence` is given.
@@ -139,6 +141,7 @@ class UpstreamConfig(_Table):
 
     base_url: str
     model: str
+    provider: Provider | None = None
     name: str = ""
     key: Annotated[str | None, AfterValidator(check_key)] = Field(default=None, repr=False)
     per_million: tuple[float, ...] | None = None
@@ -166,7 +169,10 @@ class UpstreamConfig(_Table):
             "timeout": self.timeout or LONGEST,
             "logprobs": self.logprobs if asks and self.logprobs is not False else None,
         }
-        return Endpoint(**_without(fields, "confidence"), connections=connections)
+        fields = _without(fields, "confidence")
+        if self.provider is not None:
+            return ProviderEndpoint(**fields)
+        return Endpoint(**_without(fields, "provider"), connections=connections)
 
 
 class ThinkingConfig(_Table):
@@ -303,6 +309,16 @@ class ProxyConfig(_Table):
     slices: SliceConfig | None = None
     audit: AuditConfig = AuditConfig()
     limits: LimitConfig = LimitConfig()
+
+    @model_validator(mode="after")
+    def _has_confidences(self) -> "ProxyConfig":
+        for each in self.models[:-1]:
+            if each.provider == "anthropic" and each.confidence is None:
+                raise ValueError(
+                    f"models: {each.model} needs `confidence`, since Anthropic gives no"
+                    " log-probabilities"
+                )
+        return self
 
     @model_validator(mode="after")
     def _has_models(self) -> "ProxyConfig":
@@ -488,13 +504,3 @@ def _calibrated_seconds(policy: AnyPolicy | None, n: int) -> list[float]:
         return [UNKNOWN / 3] * n
     known = [isinstance(each, int | float) and math.isfinite(each) for each in found]
     return [float(each) if fine else UNKNOWN / 3 for each, fine in zip(found, known, strict=True)]
-
-
-def parameters_in_common(models: list[Endpoint]) -> Mapping[str, Any]:
-    """Return the parameters with which all models were calibrated, by their canonical names."""
-    first, *others = (canonical(each.parameters) for each in models)
-    return {
-        name: value
-        for name, value in first.items()
-        if all(name in each and same_json(each[name], value) for each in others)
-    }

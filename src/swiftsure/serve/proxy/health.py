@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
@@ -107,7 +107,7 @@ class ModelHealth:
 class UpstreamMetrics(Collector):
     """Reads the failures of the models when asked."""
 
-    def __init__(self, health: Iterable[ModelHealth]) -> None:
+    def __init__(self, health: Sequence[ModelHealth]) -> None:
         self._health = health
 
     def collect(self) -> Iterator[CounterMetricFamily]:

@@ -11,14 +11,15 @@ import numpy as np
 from swiftsure.cascade import Answer, Cascade, CascadeRunner, Endpoint, UpstreamError
 from swiftsure.cascade.answer_losses import answer_tables
 from swiftsure.cascade.models import Model
+from swiftsure.cascade.providers import ProviderEndpoint
+from swiftsure.cascade.request_parameters import own_spelling
 from swiftsure.cascade.retrying import described
-from swiftsure.cascade.wrapping import Wrapper
+from swiftsure.cascade.wrapping import Wrapper, innermost
 from swiftsure.losses import LOSSES
 from swiftsure.serve.engine import Answer as ServedAnswer
 from swiftsure.serve.engine import AnyPolicy, Comparison
 from swiftsure.serve.openai import ApiError, ApiRequest
 from swiftsure.serve.proxy.health import ModelHealth
-from swiftsure.serve.proxy.requests import own_spelling
 from swiftsure.serve.proxy.versions import Versions
 
 __all__ = ["Found", "Upstreams", "client_error", "endpoint_of"]
@@ -67,14 +68,11 @@ class _Inquiry(dict[str, Any]):
     ----------
     until : float
         Time of the event loop at which the last model must be asked.
-    responses : dict
-        What models sent, by the text of their answers; wrappers ask several times.
     """
 
     def __init__(self, asked: ApiRequest, until: float) -> None:
         super().__init__(asked.fields)
         self.asked, self.until = asked, until
-        self.responses: dict[Any, Mapping[str, Any]] = {}
 
 
 class _RestingError(Exception):
@@ -82,7 +80,7 @@ class _RestingError(Exception):
 
 
 class _Asking(Model):
-    """An endpoint that is asked with an inquiry, and keeps its response there."""
+    """An endpoint that is asked with an inquiry."""
 
     def __init__(self, endpoint: Endpoint, versions: Versions) -> None:
         self.endpoint, self.name, self.versions = endpoint, endpoint.name, versions
@@ -93,7 +91,6 @@ class _Asking(Model):
         answer = self.endpoint.answer_of(response)
         _check_choice(response)
         self.versions.saw(self.name, response)
-        value.responses.setdefault(answer.answer, response)
         return answer
 
 
@@ -124,11 +121,10 @@ class _Small(Model):
 
 def endpoint_of(model: Model) -> Endpoint:
     """Return the endpoint within a model's wrappers."""
-    while isinstance(model, Wrapper):
-        model = model.model
-    if not isinstance(model, Endpoint):
+    found = innermost(model)
+    if not isinstance(found, Endpoint):
         raise TypeError("`models` of a proxy must be endpoints, with wrappers or without.")
-    return model
+    return found
 
 
 class Upstreams:
@@ -221,6 +217,8 @@ class Upstreams:
     def large_for(self, asked: ApiRequest) -> Endpoint:
         """Return the last model, as an endpoint of the kind that a request is for."""
         if asked.kind not in self._last_of_kind:
+            if isinstance(self.large, ProviderEndpoint):
+                raise ApiError(404, f"{self.large.name} answers chats only.")
             self._last_of_kind[asked.kind] = replace(self.large, kind=asked.kind)
         return self._last_of_kind[asked.kind]
 
@@ -251,8 +249,7 @@ class Upstreams:
             if confidence is not None:
                 self.health[k].answered()
         if routed.answer is not None:
-            response = inquiry.responses[routed.answer.answer]
-            return replace(found, response=response, answer=routed.answer)
+            return replace(found, response=routed.answer.response, answer=routed.answer)
         if routed.routed:
             reason = "the router sent it on"
         elif routed.error is None:

@@ -1,8 +1,12 @@
-"""Confidence of a token after a block: softmax, hidden-state saturation, meta-classifier (CALM)."""
+"""Confidence of a token after a block: softmax, hidden-state saturation, meta-classifier (CALM).
+
+The first two can be learned into one, `Learned`.
+"""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -11,11 +15,13 @@ from swiftsure.exits import reaches
 from swiftsure.text.calm.looks import cosine, gap_and_token
 from swiftsure.text.calm.meta import MetaClassifier
 from swiftsure.text.calm.rules import CalmRule
+from swiftsure.text.calm.token_score import TokenScore, token_features
 from swiftsure.text.decoder import Decoder
 from swiftsure.text.static_cache import chosen_rows
 
 __all__ = [
     "Confidence",
+    "Learned",
     "Look",
     "Meta",
     "Saturation",
@@ -238,22 +244,64 @@ class Meta(Confidence):
         return 2 * sum(p.numel() for p in self.classifier.parameters() if p.ndim == 2)
 
 
+class Learned(Confidence):
+    """How likely the block gives the full model's token, learned from softmax and saturation."""
+
+    first_exit = 1
+    through_heads = True
+    gives_logits = True
+
+    def __init__(self, decoder: Decoder, classifier: TokenScore) -> None:
+        n_exits = len(decoder.blocks)
+        if len(classifier.weights) != n_exits - 1:
+            raise ValueError(
+                f"`classifier` was learned for {len(classifier.weights) + 1} blocks, but the model"
+                f" has {n_exits}."
+            )
+        self.decoder = decoder
+        self.classifier = classifier
+
+    def measure(self, look: Look) -> Tensor:
+        """Return the probability of each token."""
+        scores = self.decoder.head(self.decoder.exit_input(look.exit_index, look.states))
+        self.computed = Logits(None, scores)
+        logits = self.decoder.logits(scores)
+        self.tokens = logits.argmax(dim=1)
+        features = token_features(logits, look.states, look.previous)
+        confidences: Tensor = self.classifier(look.exit_index, features)
+        return confidences
+
+    def flops(self) -> int:
+        """Return the FLOPs of three inner products."""
+        return 6 * int(self.decoder.head.weight.shape[1])
+
+
 def confidence_of(
-    rule: CalmRule, decoder: Decoder, classifier: MetaClassifier | None = None
+    rule: CalmRule, decoder: Decoder, classifier: MetaClassifier | TokenScore | None = None
 ) -> Confidence:
     """Return the confidence that a rule asks for."""
-    if rule.score == "meta":
-        if classifier is None:
+    if rule.score in TRAINED:
+        kind, train, measure = TRAINED[rule.score]
+        if not isinstance(classifier, kind):
             raise ValueError(
-                "`score` 'meta' needs its `classifier`: train one with"
-                " swiftsure.text.train_meta, or load a published one."
+                f"`score` {rule.score!r} needs its `classifier`, a {kind.__name__}: train one with"
+                f" swiftsure.text.{train}, or load one."
             )
-        return Meta(decoder, classifier)
+        return measure(decoder, classifier)
     if classifier is not None:
-        raise ValueError(f"`classifier` belongs to score 'meta', but the score is {rule.score!r}.")
+        raise ValueError(
+            f"`classifier` belongs to score 'meta' or 'learned', but the score is {rule.score!r}."
+        )
     if rule.score == "saturation":
         return Saturation(decoder)
     return Softmax(decoder, rule.shortlist)
+
+
+TRAINED: dict[str, tuple[type, str, Callable[[Decoder, Any], Confidence]]] = {
+    "meta": (MetaClassifier, "train_meta", Meta),
+    "learned": (TokenScore, "learn_token_score", Learned),
+}
+"""Scores with a classifier: its class, what trains it, and the confidence."""
 
 
 def look_exits(decoder: Decoder, rule: CalmRule, confidence: Confidence) -> list[int]:

@@ -21,6 +21,7 @@ from swiftsure.text.calm.meta import MetaClassifier
 from swiftsure.text.calm.results import CalmOutput, Depths
 from swiftsure.text.calm.rules import CalmRule
 from swiftsure.text.calm.sampling import sampling_processors
+from swiftsure.text.calm.token_score import TokenScore
 from swiftsure.text.decoder import Decoder, decoder_of
 from swiftsure.text.exit_heads import ExitHeads
 from swiftsure.text.fast_blocks import FastBlocks
@@ -65,8 +66,8 @@ class CalmModel:
     score : str, optional
         The score for a bare threshold, "softmax" by default. With a policy or a rule, it must be
         the same as theirs.
-    classifier : MetaClassifier
-        For score "meta".
+    classifier : MetaClassifier or TokenScore
+        For score "meta" or "learned".
     heads : ExitHeads, optional
         For a model that was not trained to exit early; tokens exit only at blocks with a head.
     capture : bool or CaptureLimits
@@ -102,7 +103,7 @@ class CalmModel:
         policy: Policy | CalmRule | float | None = None,
         *,
         score: str | None = None,
-        classifier: MetaClassifier | None = None,
+        classifier: MetaClassifier | TokenScore | None = None,
         heads: ExitHeads | None = None,
         capture: bool | CaptureLimits = False,
         compile: bool = False,  # noqa: A002 (what torch calls it)
@@ -221,7 +222,7 @@ def early_exits(
     policy: Policy | CalmRule | float | None,
     *,
     score: str | None = None,
-    classifier: MetaClassifier | None = None,
+    classifier: MetaClassifier | TokenScore | None = None,
     heads: ExitHeads | None = None,
     thresholds: Sequence[float | None] | None = None,
     eos_token_id: int | Sequence[int] | Literal["model"] | None = "model",
@@ -274,7 +275,9 @@ def early_exits(
 
 
 def calm_fingerprint(
-    model: nn.Module, classifier: MetaClassifier | None = None, heads: ExitHeads | None = None
+    model: nn.Module,
+    classifier: MetaClassifier | TokenScore | None = None,
+    heads: ExitHeads | None = None,
 ) -> str:
     """Return the fingerprint of a model with its meta-classifier and exit heads, if any."""
     parts = {"classifier": classifier, "heads": heads}

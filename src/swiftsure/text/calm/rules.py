@@ -13,7 +13,7 @@ from swiftsure.run import PolicyBinding, ThresholdRule
 
 __all__ = ["SCORES", "CalmRule", "Decay", "check_thresholds"]
 
-SCORES = ("softmax", "saturation", "meta")
+SCORES = ("softmax", "saturation", "meta", "learned")
 """Names of the confidences."""
 
 
@@ -64,9 +64,10 @@ class CalmRule(ThresholdRule):
     ----------
     threshold : float, optional
         λ, at most 1; None means never exit or, in a `sweep`, the sweep's own thresholds.
-    score : {"softmax", "saturation", "meta"}
+    score : {"softmax", "saturation", "meta", "learned"}
         Difference between the two largest probabilities; cosine similarity of the states before
-        and after a block; a classifier's probability that the block gives the full model's token.
+        and after a block; the probability that the block gives the full model's token, by a
+        classifier of the states, or by a `TokenScore` of softmax, saturation and block together.
     strict : bool
         Exit on `>` instead of `≥`.
     min_exit : int

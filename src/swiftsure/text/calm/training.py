@@ -1,4 +1,4 @@
-"""Training exit heads and the meta-classifier on the full model's own answers."""
+"""Training exit heads, meta-classifiers and token scores on the full model's own answers."""
 
 import copy
 import inspect
@@ -8,20 +8,23 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from swiftsure._lib import checks
 from swiftsure._lib.progress import steps
+from swiftsure.scores import LearnedScore
 from swiftsure.text.calm.meta import MetaClassifier
 from swiftsure.text.calm.model import CalmModel, with_heads
+from swiftsure.text.calm.token_score import TOKEN_FEATURES, TokenScore, token_features
 from swiftsure.text.decoder import Decoder, decoder_of
 from swiftsure.text.exit_heads import ExitHeads, solve_exit_heads
 from swiftsure.text.inputs import Source, Texts, input_hashes
 from swiftsure.torch.modes import refuse_training
 
-__all__ = ["agreement_examples", "fit_exit_heads", "train_meta"]
+__all__ = ["agreement_examples", "fit_exit_heads", "learn_token_score", "train_meta"]
 
 
 def train_meta(
@@ -99,6 +102,57 @@ def train_meta(
             advance()
     classifier.load_state_dict(kept)
     return classifier.to(head.dtype).eval()
+
+
+@torch.no_grad()
+def learn_token_score(
+    model: Any,
+    texts: Texts,
+    *,
+    heads: ExitHeads | None = None,
+    max_new_tokens: int = 64,
+    batch_size: int = 8,
+) -> TokenScore:
+    """Learn how likely each block gives the full model's token, without labels.
+
+    The model generates in full. For each block from the second to the last but one, a logistic
+    regression on `TOKEN_FEATURES` is fitted to whether its most probable token is the full model's,
+    as in `LearnedScore`.
+
+    Parameters
+    ----------
+    model, texts, heads
+        As in `train_meta`: `sweep` refuses texts that the score was learned on.
+
+    Returns
+    -------
+    score : TokenScore
+        For `CalmModel(model, score="learned", classifier=score)`.
+    """
+    refuse_training(model)
+    decoder = with_heads(decoder_of(model), heads)
+    n_blocks = len(decoder.blocks)
+    exits = [k for k in (range(n_blocks - 1) if heads is None else heads.exits) if k > 0]
+    if not exits:
+        raise ValueError("`model` must have 3 blocks or more, to learn from the second on.")
+    values, agrees = [], []
+    answers = _answer_states(model, texts, max_new_tokens=max_new_tokens, batch_size=batch_size)
+    for outputs in answers:
+        full = decoder.logits(decoder.head(decoder.head_input(outputs[-1]))).argmax(dim=1)
+        here, same = [], []
+        for k in exits:
+            logits = decoder.logits(decoder.head(decoder.exit_input(k, outputs[k])))
+            here.append(token_features(logits, outputs[k], outputs[k - 1]))
+            same.append(logits.argmax(dim=1) == full)
+        values.append(torch.stack(here, dim=1).double().cpu())
+        agrees.append(torch.stack(same, dim=1).double().cpu())
+    learned = LearnedScore.fit_features(
+        torch.cat(values).numpy(), torch.cat(agrees).numpy(), TOKEN_FEATURES, rising=True
+    )
+    weights = np.zeros((n_blocks - 1, 1 + len(TOKEN_FEATURES)))
+    weights[exits] = learned.weights
+    found = TokenScore(weights, trained_on=input_hashes(texts.texts))
+    return found.to(decoder.head.weight.device).eval()
 
 
 def fit_exit_heads(
