@@ -78,16 +78,16 @@ class Forced(Confidence):
 
 
 def forced(
-    model: Any, rule: CalmRule, judge: MetaClassifier, depth: int | None, *, choose: bool = False
+    model: Any, rule: CalmRule, judge: MetaClassifier, depth: int | None, *, compiled: bool = False
 ) -> CalmModel:
-    """Return the model under a rule whose exits are forced; `choose`: full if that is faster."""
+    """Return the captured model under a rule whose exits are forced."""
     classifier = judge if rule.score == "meta" else None
     fast = CalmModel(
         model,
         replace(rule, threshold=0.5),
         classifier=classifier,
         capture=True,
-        full_if_faster=choose,
+        compile=compiled,
     )
     looks = look_exits(fast.decoder, rule, fast._confidence)
     confidence = Forced(fast._confidence, looks, depth)
@@ -166,10 +166,9 @@ def run_large(
             for score, target in ALONE.items():
                 rule = CalmRule(None, score=score, look_at=looks)
                 for how, depth in HOW.items():
-                    choose = how == "uniform, or full"
-                    fast = forced(model, rule, judge, depth and layers // depth, choose=choose)
-                    for _ in range(4 if choose else 0):  # both ways are tried
-                        fast.generate(**given, **options)
+                    fast = forced(model, rule, judge, depth and layers // depth)
+                    if how == "uniform, or full":
+                        fast.measure(**given, **options)
                     took, output = time_of(fast.generate)
                     goal = target if how == "half" else 1.3 if batch == 32 else 1.0
                     results.append(

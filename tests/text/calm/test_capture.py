@@ -7,7 +7,7 @@ from transformers import DynamicCache
 
 from swiftsure.text import CalmModel, CalmRule, ExitHeads
 from swiftsure.text.calm import capture
-from swiftsure.text.calm.loops import Queues
+from swiftsure.text.calm.loops import RegroupingLoop
 from swiftsure.torch import CaptureLimits
 from tests.text.builders import KINDS, MODELS, batch, kind, llama, t5
 from tests.text.calm.slow import OPTIONS, RULES, TOKENS, fast_model
@@ -153,9 +153,9 @@ def test_rows_that_exited_go_on_while_others_are_deep(monkeypatch):
     """A group of rows may be at other tokens than the rest of its batch."""
     monkeypatch.setitem(capture.LARGEST_GROUP, "cpu", 3)
     seen = []
-    run = Queues._run
+    run = RegroupingLoop._run
     monkeypatch.setattr(
-        Queues, "_run", lambda self, k: (seen.append(np.ptp(self.steps)), run(self, k))[1]
+        RegroupingLoop, "_run", lambda self, k: (seen.append(np.ptp(self.steps)), run(self, k))[1]
     )
     plain, captured = both(fast_model(t5(), RULES["softmax"]), "cpu")
     check_same(plain, captured, batch(8, plain.model), max_new_tokens=TOKENS, eos_token_id=None)
@@ -187,12 +187,11 @@ def test_weights_may_change(in_place, device):
 
 
 @pytest.mark.parametrize("slow", ["early", "full"])
-def test_the_faster_way_is_kept(slow, monkeypatch):
+def test_measure_keeps_the_faster_way(slow, monkeypatch):
     clock = iter(range(10**6))
     monkeypatch.setattr(capture, "perf_counter", lambda: next(clock))
-    plain, _ = both(fast_model(t5(), RULES["softmax"]), "cpu")
+    plain, captured = both(fast_model(t5(), RULES["softmax"]), "cpu")
     model, inputs = plain.model, batch(4, plain.model)
-    captured = CalmModel(model, plain.rule, capture=True, full_if_faster=True)
     wanted = {"early": plain.generate(**inputs, **OPTIONS).sequences}
     wanted["full"] = model.generate(**inputs, **OPTIONS)
     assert not torch.equal(wanted["early"], wanted["full"])
@@ -205,18 +204,19 @@ def test_the_faster_way_is_kept(slow, monkeypatch):
         return run(self, loop, rows, prepared, thresholds)
 
     monkeypatch.setattr(capture.CapturedDecoding, "join", slowed)
-    ways = []
-    for _ in range(6):
-        found = captured.generate(**inputs, **OPTIONS).sequences
-        ways += [way for way in wanted if torch.equal(found, wanted[way])]
+    seconds = captured.measure(**inputs, **OPTIONS)
+    assert (seconds["early exits"] > seconds["full decoder"]) == (slow == "early")
     fast = "full" if slow == "early" else "early"
-    assert ways == ["early", "early", "full", "full", fast, fast]
+    assert torch.equal(captured.generate(**inputs, **OPTIONS).sequences, wanted[fast])
+    other = batch(2, model)  # another size
+    alone = plain.generate(**other, **OPTIONS).sequences
+    assert torch.equal(captured.generate(**other, **OPTIONS).sequences, alone)
 
 
 def test_what_is_not_supported_says_so():
     model = llama()
-    with pytest.raises(ValueError, match="`full_if_faster` needs `capture`"):
-        CalmModel(model, 0.5, full_if_faster=True)
+    with pytest.raises(ValueError, match="`measure` needs"):
+        CalmModel(model, 0.5).measure(**batch(1, model))
     captured = CalmModel(model, 0.5, capture=True)
     inputs = batch(1, model)
     cache = DynamicCache()

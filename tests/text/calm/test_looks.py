@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from swiftsure.text.calm.looks import Batch, cosine, decide, gap_and_token, turn
+from swiftsure.text.calm.looks import Batch, cosine, decide, gap_and_token, next_tokens
 
 DEVICES = [
     "cpu",
@@ -83,7 +83,7 @@ def test_decisions(device, strict):
 def test_turns(device, ends):
     it = example(device, ends)
     it.found.copy_(torch.tensor([7, 8, 5, 6]))
-    turn(it)
+    next_tokens(it)
     over = [bool(ends), False, True, True]  # by its end token; not; by its limit; before
     assert it.finished.tolist() == it.exited.tolist() == over
     assert it.tokens.tolist() == [7, 8, 5, 2]
@@ -92,5 +92,5 @@ def test_turns(device, ends):
     assert it.behind.tolist() == [1, 4, 1]
     assert bool(it.alive)
     it.limits.fill_(1)
-    turn(it)
+    next_tokens(it)
     assert not bool(it.alive)

@@ -21,7 +21,7 @@ from swiftsure.text.bild.decoding import Decoding, Question, Questions
 from swiftsure.text.bild.rules import DraftRule, Judgement, Proposal, Rollback
 from swiftsure.text.decoder import Decoder, decoder_of
 from swiftsure.text.fast_blocks import FastBlocks
-from swiftsure.text.sessions import Sessions
+from swiftsure.text.session_cache import SessionCache
 from swiftsure.text.static_decoder import StaticDecoder, StaticEncoder, StaticShape
 
 __all__ = ["CapturedPair", "StaticReader"]
@@ -266,7 +266,7 @@ class CapturedPair:
         for decoder in self._decoders:
             decoder.fast = FastBlocks(decoder) if compile else None
         self.budget = CaptureBudget(limits)
-        self._readers: Sessions[tuple[StaticReader, StaticReader]] = Sessions(self.models)
+        self._readers: SessionCache[tuple[StaticReader, StaticReader]] = SessionCache(self.models)
 
     @torch.inference_mode()
     def run(

@@ -1,9 +1,9 @@
-"""Triton kernels of `looks`: confidences, decisions and turns, one launch each."""
+"""Triton kernels of `looks`: confidences, decisions and next tokens, one launch each."""
 
 import triton
 import triton.language as tl
 
-__all__ = ["cosine_kernel", "decide_kernel", "gap_kernel", "turn_kernel"]
+__all__ = ["cosine_kernel", "decide_kernel", "gap_kernel", "next_tokens_kernel"]
 
 
 @triton.jit
@@ -87,7 +87,7 @@ def decide_kernel(
 
 
 @triton.jit
-def turn_kernel(
+def next_tokens_kernel(
     found,
     tokens,
     positions,
@@ -108,7 +108,7 @@ def turn_kernel(
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Do what `looks.turn` documents, in one program."""
+    """Do what `looks.next_tokens` documents, in one program."""
     row = tl.arange(0, BLOCK)
     inside = row < n
     before = tl.load(finished + row, mask=inside, other=1) != 0

@@ -1,6 +1,6 @@
 """A key-value cache for early exits: skipped blocks get their keys and values when needed.
 
-A skipped block owes the cache the keys and values of the exit state. They are computed when a
+A skipped block defers the keys and values of the exit state. They are computed when a
 later token reaches the block, for all skipped positions at once: one matrix product instead of one
 per token, and none at all if no token gets that far.
 """
@@ -35,20 +35,20 @@ class ExitLayer(DynamicLayer):  # type: ignore[no-untyped-call]
 
     def __init__(self, project: Project, **kwargs: Any) -> None:
         self._held: dict[str, Tensor | None] = {}
-        self._owed: list[tuple[Tensor, Rotary | None]] = []
+        self._deferred: list[tuple[Tensor, Rotary | None]] = []
         self._project = project
         super().__init__(**kwargs)  # type: ignore[no-untyped-call]
 
-    def owe(self, states: Tensor, rotary: Rotary | None) -> None:
+    def defer(self, states: Tensor, rotary: Rotary | None) -> None:
         """Add a position, (n, 1, width), whose keys and values are computed later."""
-        self._owed.append((states, rotary))
+        self._deferred.append((states, rotary))
 
-    # Plain attributes in the base class. Properties here, so that reading them adds what is owed.
+    # Plain attributes in the base class. Properties here, so that reading them adds deferred ones.
     @property
     def keys(self) -> Tensor | None:
         """All keys, (n, heads, positions, head width)."""
-        if self._owed:
-            self._compute_owed()
+        if self._deferred:
+            self._compute_deferred()
         return self._held.get("keys")
 
     @keys.setter
@@ -58,8 +58,8 @@ class ExitLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     @property
     def values(self) -> Tensor | None:
         """All values, (n, heads, positions, head width)."""
-        if self._owed:
-            self._compute_owed()
+        if self._deferred:
+            self._compute_deferred()
         return self._held.get("values")
 
     @values.setter
@@ -67,21 +67,21 @@ class ExitLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         self._held["values"] = value
 
     def get_seq_length(self) -> int:
-        """Return the number of positions, including those still owed."""
+        """Return the number of positions, including deferred ones."""
         held = self._held.get("keys")
         known = 0 if held is None or held.numel() == 0 else held.shape[-2]
-        return known + len(self._owed)
+        return known + len(self._deferred)
 
     def reset(self) -> None:
         """Forget all positions."""
-        self._owed = []
+        self._deferred = []
         super().reset()
 
     @torch.no_grad()
-    def _compute_owed(self) -> None:
-        states = torch.cat([each for each, _ in self._owed], dim=1)
-        rotary = _concat_rotary([turned for _, turned in self._owed])
-        self._owed = []  # before `update`, which reads the keys
+    def _compute_deferred(self) -> None:
+        states = torch.cat([each for each, _ in self._deferred], dim=1)
+        rotary = _concat_rotary([turned for _, turned in self._deferred])
+        self._deferred = []  # before `update`, which reads the keys
         self.update(*self._project(states, rotary))
 
 

@@ -23,13 +23,13 @@ from transformers import (
 
 from swiftsure.run.graphs.recorder import CaptureBudget, CaptureLimits, Recorder
 from swiftsure.text.calm.confidences import Confidence
-from swiftsure.text.calm.loops import Found, Loop, Queues, Request
-from swiftsure.text.calm.on_device import OnDevice
+from swiftsure.text.calm.device_loop import DeviceLoop
+from swiftsure.text.calm.loops import Found, Loop, RegroupingLoop, Request
 from swiftsure.text.calm.results import Trace
 from swiftsure.text.calm.rules import CalmRule, check_thresholds
 from swiftsure.text.calm.session import WINDOW, Session
 from swiftsure.text.decoder import Decoder
-from swiftsure.text.sessions import Sessions
+from swiftsure.text.session_cache import SessionCache
 from swiftsure.text.static_decoder import StaticShape
 
 __all__ = ["CapturedDecoding", "Plan", "Prepared"]
@@ -92,8 +92,11 @@ class CapturedDecoding:
     rule : CalmRule
     confidence : Confidence
     limits : CaptureLimits
-    full_if_faster : bool
-        Run the full decoder for sizes of batches at which that took less time.
+
+    Attributes
+    ----------
+    full : set of StaticShape
+        Sizes of generations that run the full decoder, since it took less time (`measure`).
     """
 
     def __init__(
@@ -102,17 +105,15 @@ class CapturedDecoding:
         rule: CalmRule,
         confidence: Confidence,
         limits: CaptureLimits,
-        *,
-        full_if_faster: bool = False,
     ) -> None:
         self.decoder, self.rule, self.confidence = decoder, rule, confidence
         self.budget = CaptureBudget(limits)
         parts = decoder.model, decoder.exit_heads, getattr(confidence, "classifier", None)
-        self._loops: Sessions[Loop] = Sessions(parts)
+        self._loops: SessionCache[Loop] = SessionCache(parts)
         self._recorder: Recorder | None = None
         """Of all sessions, which never run at the same time; making one takes a millisecond."""
         self._plans = _Plans(decoder.model)
-        self._faster: dict[StaticShape, _FasterWay] | None = {} if full_if_faster else None
+        self.full: set[StaticShape] = set()
 
     # ----------------------------------------------------------------------------- what is asked
 
@@ -166,6 +167,34 @@ class CapturedDecoding:
             sequences, trace = self._generate(prepared, thresholds)
         return sequences.clone(), trace
 
+    def measure(
+        self, options: dict[str, Any], thresholds: NDArray[np.float32], repeats: int
+    ) -> tuple[float, float]:
+        """Return seconds per token of early exits and of the full decoder, and keep the faster one.
+
+        Generations of other sizes stay as they are.
+        """
+        prepared = self.prepare(options)
+        n, prompt = prepared.input_ids.shape
+        source = prepared.source
+        length = 0 if source is None else source.shape[1]
+        shape = self.shape(n, prompt + prepared.plan.tokens, length)
+        best = [np.inf, np.inf]
+        with torch.inference_mode():
+            for repeat in range(repeats + 1):  # the first captures
+                for full in (False, True):
+                    (self.full.add if full else self.full.discard)(shape)
+                    start = perf_counter()
+                    sequences, trace = self._generate(prepared, thresholds)
+                    sequences.cpu()  # waits for a GPU
+                    took = perf_counter() - start
+                    log: Any = trace.log
+                    if repeat > 0:
+                        best[full] = min(best[full], took / int((log[0] > 0).sum()))
+        early, whole = best
+        (self.full.add if whole < early else self.full.discard)(shape)
+        return early, whole
+
     def _generate(
         self, prepared: Prepared, thresholds: NDArray[np.float32]
     ) -> tuple[Tensor, Trace]:
@@ -173,9 +202,7 @@ class CapturedDecoding:
         check_thresholds(thresholds, n)
         source, plan = prepared.source, prepared.plan
         shape = self.shape(n, prompt + plan.tokens, 0 if source is None else source.shape[1])
-        faster = None if self._faster is None else self._faster.setdefault(shape, _FasterWay())
-        start = perf_counter()
-        if faster is not None and faster.full:
+        if shape in self.full:
             thresholds = np.full_like(thresholds, np.inf)
         loop = self.loop(shape, plan, by_host=prepared.by_host)
         answers: list[list[int]] = [[] for _ in range(n)]
@@ -186,8 +213,6 @@ class CapturedDecoding:
             if not loop.active.any():
                 break
             found = loop.advance()
-        if faster is not None:
-            faster.took(perf_counter() - start, sum(map(len, answers)))
         longest = max(map(len, answers))
         padded = [[*each, *[plan.pad] * (longest - len(each))] for each in answers]
         sequences = torch.cat([prepared.input_ids, torch.tensor(padded).to(prepared.input_ids)], 1)
@@ -242,9 +267,9 @@ class CapturedDecoding:
         with recorder.buffers():
             session = Session(self.decoder, self.rule, self.confidence, shape, n_ends, recorder)
             if recorder.branches and session.shortlist is None and not by_host:
-                loop: Loop = OnDevice(session)
+                loop: Loop = DeviceLoop(session)
             else:
-                loop = Queues(session, LARGEST_GROUP.get(recorder.device.type, shape.n))
+                loop = RegroupingLoop(session, LARGEST_GROUP.get(recorder.device.type, shape.n))
         loop.set_ends(plan.ends, plan.pad)
         return loop
 
@@ -322,33 +347,6 @@ class CapturedDecoding:
         logits: Tensor = model(**given).logits[:, -1]
         session.static.load_prompt(own.layers, mask, padding, rows)
         return logits.float()
-
-
-class _FasterWay:
-    """Tries early exits and the full decoder on the first batches of a size; keeps the faster one.
-
-    Early exits may take longer than the full decoder where the rows of a batch exit at different
-    depths. The choice depends on earlier batches only, and the full decoder loses nothing, so a
-    policy's promise holds for every batch.
-    """
-
-    TRIALS = (False, False, True, True)
-    """Whether the first batches run the full decoder; of two in a row the first captures graphs,
-    and is not counted."""
-
-    def __init__(self) -> None:
-        self._seconds: list[float] = []
-
-    @property
-    def full(self) -> bool:
-        """Whether the next batch runs the full decoder."""
-        done = len(self._seconds)
-        return self.TRIALS[done] if done < 4 else self._seconds[3] < self._seconds[1]
-
-    def took(self, seconds: float, tokens: int) -> None:
-        """Note how long a batch took."""
-        if len(self._seconds) < len(self.TRIALS):
-            self._seconds.append(seconds / max(1, tokens))
 
 
 class _Plans:

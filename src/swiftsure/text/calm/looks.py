@@ -1,4 +1,4 @@
-"""What a device decides by itself: confidences, which rows exit, and the turn to the next token.
+"""What a device decides by itself: confidences, which rows exit, and the next tokens.
 
 Each function is one Triton kernel on a GPU, and a few operations of PyTorch elsewhere.
 """
@@ -12,7 +12,7 @@ from torch.nn.functional import cosine_similarity
 
 from swiftsure.exits import reaches
 
-__all__ = ["Batch", "cosine", "decide", "gap_and_token", "turn"]
+__all__ = ["Batch", "cosine", "decide", "gap_and_token", "next_tokens"]
 
 MAX_FUSED = 4096
 """Rows that one program decides about."""
@@ -53,12 +53,12 @@ def gap_and_token(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Batch(NamedTuple):
-    """Fixed tensors that decisions and turns read and change; rows may be at different tokens.
+    """Fixed tensors that `decide` and `next_tokens` change; rows may be at different tokens.
 
     Attributes
     ----------
     tokens, positions, finished, exited, levels : (n,)
-        Written by a turn: what the next token begins with.
+        Written by `next_tokens`: what the next token begins with.
     first : (n,)
         Position from which the first answer token was computed.
     limits : (n,)
@@ -135,13 +135,13 @@ def decide(scores: Tensor, segment: int, tokens: Tensor | None, it: Batch, *, st
     it.left.copy_((~it.exited).any())
 
 
-def turn(it: Batch) -> None:
+def next_tokens(it: Batch) -> None:
     """Take the tokens that were found, and go on to the next ones; ended rows stay as they are."""
     n = len(it.found)
     if _fused(it.found) and n <= MAX_FUSED:
-        from swiftsure.text.calm._look_kernels import turn_kernel
+        from swiftsure.text.calm._look_kernels import next_tokens_kernel
 
-        turn_kernel[(1,)](
+        next_tokens_kernel[(1,)](
             it.found,
             it.tokens,
             it.positions,

@@ -1,8 +1,9 @@
 """Loops over a session: sequences join its rows, write tokens, and leave, each at its own time.
 
-A loop decides what runs next, and records where each token exits. `Queues` decides on the host:
-each block runs on the rows that wait for it, so that rows that exited go on while others are deep.
-`on_device.OnDevice` lets the device decide.
+A loop decides what runs next, and records where each token exits. `RegroupingLoop` decides on the
+host: each block runs on the rows that wait for it, so that rows that exited go on while others are
+deep.
+`device_loop.DeviceLoop` lets the device decide.
 """
 
 from abc import ABC, abstractmethod
@@ -18,7 +19,7 @@ from torch import Tensor
 from swiftsure.exits import reaches
 from swiftsure.text.calm.session import Pick, Session
 
-__all__ = ["Found", "Log", "Loop", "Queues", "Request"]
+__all__ = ["Found", "Log", "Loop", "RegroupingLoop", "Request"]
 
 LEAST_SHARE = 0.2
 """Share of the rows from which a group at a deeper block runs before shallower ones."""
@@ -124,7 +125,7 @@ class Loop(ABC):
         elif request.barred > 0:
             scores[:, self.ends] = -torch.inf
         session.given[torch.tensor(own, device=session.device)] = scores.argmax(dim=-1)
-        session.turn(own, "given")
+        session.next_tokens(own, "given")
         self._depths[own, 0], self._heads[own, 0] = self.n_blocks, 1
         found = self._learn(own)
         if any(each.ended for each in found):
@@ -155,7 +156,7 @@ class Loop(ABC):
         return tuple(each[own, :length].copy() for each in found)  # type: ignore[return-value]
 
     def _learn(self, rows: Sequence[int]) -> list[Found]:
-        """Read the tokens of a turn of these rows, and let those go on that have not ended."""
+        """Read the next tokens of these rows, and let those go on that have not ended."""
         tokens = self.session.read_tokens(len(rows))
         own = np.asarray(rows)
         going = self.active[own].copy()
@@ -189,7 +190,7 @@ class _Host:
         self.sequences = request.input_ids
 
 
-class Queues(Loop):
+class RegroupingLoop(Loop):
     """Rows at tokens and blocks of their own; a block runs on the rows that wait for it.
 
     Parameters
@@ -235,17 +236,20 @@ class Queues(Loop):
             queue[:] = [row for row in queue if row not in rows]
 
     def advance(self) -> list[Found]:
-        """Run one group of rows through a segment, or turn them to their next token."""
+        """Run one group of rows through a segment, or let them take their next tokens."""
         part = self._next()
         ready = self._ready() if part == 0 else []
         if ready:
-            return self._turn(ready)
+            return self._next_tokens(ready)
         if self._queues[part]:
             self._run(part)
         return []
 
     def _next(self) -> int:
-        """Return what to run: the deepest part with enough rows, else the fullest; 0 also turns."""
+        """Return what to run: the deepest part with enough rows, else the fullest.
+
+        0 also takes next tokens.
+        """
         sizes = np.array([len(queue) for queue in self._queues])
         sizes[0] += len(self._ready())
         enough = min(self.largest, LEAST_SHARE * sizes.sum())
@@ -253,7 +257,10 @@ class Queues(Loop):
         return int(found[-1]) if len(found) else int(sizes.argmax())
 
     def _ready(self) -> list[int]:
-        """Return rows that may turn together: those of one host only when all of them are done."""
+        """Return rows that may take their next tokens together.
+
+        Those of one host may only when all of them are done.
+        """
         for row in self._done:
             host = self._hosts.get(row)
             if host is not None and not self.active[host.rows].sum() > sum(
@@ -262,7 +269,7 @@ class Queues(Loop):
                 return host.rows
         return [row for row in self._done if row not in self._hosts][: self.largest]
 
-    def _turn(self, rows: list[int]) -> list[Found]:
+    def _next_tokens(self, rows: list[int]) -> list[Found]:
         session, host = self.session, self._hosts.get(rows[0])
         self._done = [row for row in self._done if row not in rows]
         pick = self.pick
@@ -273,7 +280,7 @@ class Queues(Loop):
             logits = session.decoder.logits(session.logits[index]).float()
             session.given[index] = host.processors(host.sequences, logits).argmax(dim=-1)
             pick = "given"
-        session.turn(rows if len(rows) < self.n else sorted(rows), pick)
+        session.next_tokens(rows if len(rows) < self.n else sorted(rows), pick)
         return self._learn(rows if len(rows) < self.n else sorted(rows))
 
     def _ended(self, rows: NDArray[np.int64], tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -302,10 +309,10 @@ class Queues(Loop):
         covered = range(part, part + 1) if part <= last else range(last + 1)
         for segment in covered:
             starts = self._filled[segment, rows]
-            owing = starts < positions
-            if owing.any():
-                owed = int((positions - starts).max())
-                session.catch_up(segment, rows[owing].tolist(), starts[owing], owed)
+            lacking = starts < positions
+            if lacking.any():
+                n_lacking = int((positions - starts).max())
+                session.fill_skipped(segment, rows[lacking].tolist(), starts[lacking], n_lacking)
         session.run_part(part, given)
         self._filled[covered, rows[:, None]] = positions[:, None] + 1
         if part >= last:

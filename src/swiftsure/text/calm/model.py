@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from swiftsure._lib import checks
 from swiftsure.certify.policy import Policy
 from swiftsure.run import threshold_levels
 from swiftsure.run.graphs.recorder import CaptureLimits
 from swiftsure.text.calm.capture import CapturedDecoding
 from swiftsure.text.calm.confidences import confidence_of
 from swiftsure.text.calm.continuous import CalmRows
-from swiftsure.text.calm.engine import Engine
+from swiftsure.text.calm.early_exit_decoder import EarlyExitDecoder
 from swiftsure.text.calm.meta import MetaClassifier
 from swiftsure.text.calm.results import CalmOutput, Depths
 from swiftsure.text.calm.rules import CalmRule
@@ -41,7 +42,7 @@ __all__ = ["CalmModel", "EarlyExits", "calm_fingerprint", "early_exits", "with_h
 class EarlyExits:
     """What `early_exits` yields: the exit depths of the last generation."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: EarlyExitDecoder) -> None:
         self._engine = engine
 
     @property
@@ -78,10 +79,6 @@ class CalmModel:
         With `capture`: compile the decoder's blocks, with merged weights and without repeated keys
         (`swiftsure.text.Family.merged`). The first call of each size takes seconds to minutes. The
         model's linear layers become views of the merged weights, in place; no value changes.
-    full_if_faster : bool
-        With `capture`: try early exits and the full decoder on the first four batches of each size,
-        and keep to what took less time per token. Early exits may be slower where rows exit at
-        different depths. What a policy promises holds for both.
 
     Attributes
     ----------
@@ -107,12 +104,9 @@ class CalmModel:
         heads: ExitHeads | None = None,
         capture: bool | CaptureLimits = False,
         compile: bool = False,  # noqa: A002 (what torch calls it)
-        full_if_faster: bool = False,
     ) -> None:
         if compile and not capture:
             raise ValueError("`compile` needs `capture`: pass capture=True.")
-        if full_if_faster and not capture:
-            raise ValueError("`full_if_faster` needs `capture`: pass capture=True.")
         self.decoder = with_heads(decoder_of(model), heads)
         if compile:
             self.decoder.fast = FastBlocks(self.decoder)
@@ -132,9 +126,7 @@ class CalmModel:
         self._captured: CapturedDecoding | None = None
         if capture:
             limits = capture if isinstance(capture, CaptureLimits) else CaptureLimits()
-            self._captured = CapturedDecoding(
-                self.decoder, self.rule, self._confidence, limits, full_if_faster=full_if_faster
-            )
+            self._captured = CapturedDecoding(self.decoder, self.rule, self._confidence, limits)
 
     def generate(
         self,
@@ -167,10 +159,49 @@ class CalmModel:
             return CalmOutput(sequences, trace.summary(self.decoder, self._confidence))
         config = options.get("generation_config") or self.model.generation_config
         ends = end_tokens(self.model, options.get("eos_token_id", config.eos_token_id))
-        with _patched(self.engine(thresholds, ends)) as run:
+        with _patched(self.exiting(thresholds, ends)) as run:
             found = self.model.generate(**options, do_sample=False)
         sequences = found if isinstance(found, Tensor) else found.sequences
         return CalmOutput(sequences, run.depths)
+
+    def measure(
+        self,
+        input_ids: Tensor | None = None,
+        *,
+        repeats: int = 3,
+        seed: int = 0,
+        sequence_ids: Sequence[int] | None = None,
+        **options: Any,
+    ) -> dict[str, float]:
+        """Time a generation with early exits and with the full decoder, and keep the faster one.
+
+        From then on, `generate` runs the faster one on batches of this size: on a GPU, early exits
+        may be slower where rows exit at different depths. What a policy promises holds for both.
+
+        Parameters
+        ----------
+        input_ids, seed, sequence_ids, **options
+            As for `generate`; inputs as they will come.
+        repeats : int
+            The best of this many runs counts, after one that captures and compiles.
+
+        Returns
+        -------
+        seconds : {"early exits": float, "full decoder": float}
+            Per token that is written.
+
+        Raises
+        ------
+        ValueError
+            Without `capture`: the full decoder is then the model's own `generate`.
+        """
+        if self._captured is None:
+            raise ValueError("`measure` needs CalmModel(..., capture=True).")
+        checks.count("repeats", repeats)
+        options = self.asked(input_ids, options, seed, sequence_ids)
+        with exclusive(self.model):
+            early, full = self._captured.measure(options, self.levels(None), repeats)
+        return {"early exits": early, "full decoder": full}
 
     def rows(self, n: int, positions: int, source: int) -> CalmRows:
         """Return rows whose generations join and leave at any time; see `ContinuousBatch`."""
@@ -197,10 +228,12 @@ class CalmModel:
             refuse_training(self.model)
         return options
 
-    def engine(self, thresholds: Sequence[float | None] | None, ends: Iterable[int]) -> Engine:
-        """Return the engine that runs the decoder's blocks for one generation."""
+    def exiting(
+        self, thresholds: Sequence[float | None] | None, ends: Iterable[int]
+    ) -> EarlyExitDecoder:
+        """Return what runs the decoder's blocks for one generation."""
         levels = self.levels(thresholds)
-        return Engine(self.decoder, self.rule, self._confidence, levels, ends)
+        return EarlyExitDecoder(self.decoder, self.rule, self._confidence, levels, ends)
 
     def levels(self, thresholds: Sequence[float | None] | None) -> NDArray[np.float32]:
         """Return thresholds, the rule's by default."""
@@ -270,7 +303,7 @@ def early_exits(
     (3, np.True_)
     """
     fast = CalmModel(model, policy, score=score, classifier=classifier, heads=heads)
-    with _patched(fast.engine(thresholds, end_tokens(model, eos_token_id))) as run:
+    with _patched(fast.exiting(thresholds, end_tokens(model, eos_token_id))) as run:
         yield run
 
 
@@ -311,7 +344,7 @@ def _resolve_exit_rule(given: Policy | CalmRule | float | None, score: str | Non
 
 
 @contextmanager
-def _patched(engine: Engine) -> Iterator[EarlyExits]:
+def _patched(engine: EarlyExitDecoder) -> Iterator[EarlyExits]:
     """Route the decoder, its blocks and the head through the engine within this context."""
     decoder = engine.decoder
     with exclusive(decoder.model), ExitStack() as undo:

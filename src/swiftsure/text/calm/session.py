@@ -1,10 +1,10 @@
 """Early-exit decoding over fixed buffers: the functions that run, and their captured graphs.
 
 Blocks between two looks form a segment; one more segment holds all blocks and looks nowhere. One
-function runs a segment and its look; `turn` picks the tokens of rows that are done, and begins
-their next ones; `catch_up` computes the keys and values that a segment owes for tokens that skipped
-it. On a GPU each is captured once as a CUDA graph and replayed; elsewhere it is called. Rows may be
-at different tokens and segments.
+function runs a segment and its look; `next_tokens` picks the tokens of rows that are done, and
+begins their next ones; `fill_skipped` computes the keys and values that a segment lacks for tokens
+that skipped it. On a GPU each is captured once as a CUDA graph and replayed; elsewhere it is
+called. Rows may be at different tokens and segments.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -26,9 +26,9 @@ from swiftsure.text.static_decoder import StaticDecoder, StaticEncoder, StaticSh
 __all__ = ["WINDOW", "Pick", "Session"]
 
 Pick = Literal["known", "head", "given"]
-"""Where a turn finds the next tokens: logits of the looks, the head, or given by the host."""
+"""Where `next_tokens` finds them: logits of the looks, the head, or given by the host."""
 WINDOW = 8
-"""Skipped positions whose keys and values one captured `catch_up` computes."""
+"""Skipped positions whose keys and values one captured `fill_skipped` computes."""
 
 
 class Session:
@@ -51,7 +51,7 @@ class Session:
     parts : list of range
         The segments and, if there are several, all blocks together.
     scores, chosen : Tensor
-        On the host: confidences of the last look of each segment, and tokens of the last turn.
+        On the host: confidences of the last look of each segment, and the last tokens picked.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Session:
         self.scores = [pinned(rows, torch.float32) for _ in self.segments]
         self.chosen = pinned(rows, torch.long)
         self.looked = [self.recorder.event() for _ in self.segments]
-        self.turned = self.recorder.event()
+        self.picked = self.recorder.event()
 
     # ------------------------------------------------------------------------------ sequences join
 
@@ -210,16 +210,16 @@ class Session:
             ),
         )
 
-    def turn(self, rows: Sequence[int], pick: Pick) -> None:
+    def next_tokens(self, rows: Sequence[int], pick: Pick) -> None:
         """Pick the tokens of rows that are done, and begin their next ones."""
         index, size = self._select(rows)
         self.play(
-            ("turn", size, pick, self.bars_ends),
+            ("next", size, pick, self.bars_ends),
             lambda: self._pick_and_begin(index, pick),
             *(self.tokens, self.positions, self.finished, self.current),
         )
         if self.captures:
-            self.turned.record()
+            self.picked.record()
 
     def run_part(self, part: int, rows: Sequence[int]) -> None:
         """Run a segment and its look, or all blocks."""
@@ -248,27 +248,27 @@ class Session:
 
         self.play(("head", size), function)
 
-    def catch_up(
-        self, segment: int, rows: Sequence[int], starts: NDArray[np.int64], owed: int
+    def fill_skipped(
+        self, segment: int, rows: Sequence[int], starts: NDArray[np.int64], n_lacking: int
     ) -> None:
-        """Compute the keys and values that a segment owes.
+        """Compute the keys and values that a segment lacks.
 
         Parameters
         ----------
         segment : int
         rows : (m,)
         starts : (m,)
-            The first position that each row owes.
-        owed : int
+            The first position that each row lacks.
+        n_lacking : int
             How many positions; later ones are computed too, and overwritten before they are read.
         """
         index, size = self._select(rows)
-        window = WINDOW if self.captures else owed
+        window = WINDOW if self.captures else n_lacking
         own = self.own if index is None else index[: len(rows)]
-        for more in range(0, owed, window):
+        for more in range(0, n_lacking, window):
             given = torch.as_tensor(starts, device=self.device) + more
             self.starts.index_copy_(0, own, given[:, None])
-            self.play(("owed", segment, size), lambda: self.fill_window(segment, index, window))
+            self.play(("skipped", segment, size), lambda: self.fill_window(segment, index, window))
 
     # --------------------------------------------------------------------------- read by the host
 
@@ -280,9 +280,9 @@ class Session:
         return scores
 
     def read_tokens(self, size: int) -> NDArray[np.int64]:
-        """Wait for the last turn; return its tokens, (size,)."""
+        """Wait for the last `next_tokens`; return its tokens, (size,)."""
         if self.captures:
-            self.turned.synchronize()
+            self.picked.synchronize()
         tokens: NDArray[np.int64] = self.chosen[:size].numpy().copy()
         return tokens
 

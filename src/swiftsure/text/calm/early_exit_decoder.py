@@ -4,7 +4,7 @@ Each call of the decoder is a step: one token of every sequence. Before a block 
 that are confident enough exit. How the block runs depends on which tokens still run:
 
 - all: it runs as usual;
-- none: it does not run, and the keys and values of the exit states are owed to the cache;
+- none: it does not run, and the keys and values of the exit states are deferred;
 - some, of a small batch, where more rows take no longer: it runs on all rows, and exited tokens
   keep their exit states. A block computes keys and values from its input states, so the exited
   tokens' keys and values come from their exit states;
@@ -33,13 +33,13 @@ from swiftsure.text.calm.steps import SplitRows, Step, rows_of
 from swiftsure.text.decoder import Decoder, argument_names
 from swiftsure.text.exit_heads import ExitHeads
 
-__all__ = ["Engine"]
+__all__ = ["EarlyExitDecoder"]
 
 SHARED = "encoder_hidden_states"
 """Block argument that is not cut to the active rows: its keys and values are in the cache."""
 
 
-class Engine:
+class EarlyExitDecoder:
     """Runs one decoder with early exits.
 
     Parameters
@@ -162,7 +162,7 @@ class Engine:
         arguments = dict(zip(self._names[index], args, strict=False), **kwargs)
         if step.n_active == 0:
             layer = _self_attention_layers(arguments[self._cache_name])[index]
-            layer.owe(states, arguments.get("position_embeddings"))
+            layer.defer(states, arguments.get("position_embeddings"))
             return self.decoder.skipped(states, arguments)
         split: SplitRows = step.split  # type: ignore[assignment]
         if step.compacts:

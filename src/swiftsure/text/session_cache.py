@@ -5,7 +5,7 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
 
-__all__ = ["Sessions"]
+__all__ = ["SessionCache"]
 
 LARGEST = 8
 """Number of sessions that are kept where nothing is captured."""
@@ -13,8 +13,8 @@ LARGEST = 8
 T = TypeVar("T")
 
 
-class Sessions(Generic[T]):
-    """Sessions by what they are for; dropped when a weight is replaced or moved.
+class SessionCache(Generic[T]):
+    """SessionCache by what they are for; dropped when a weight is replaced or moved.
 
     Captured functions read weights at their addresses. Changing values in place, as
     `load_state_dict` does, needs no new capture.

@@ -1,10 +1,10 @@
-"""Sessions are kept as long as the weights stay where they are."""
+"""SessionCache are kept as long as the weights stay where they are."""
 
 import pytest
 import torch
 from torch import nn
 
-from swiftsure.text.sessions import Sessions
+from swiftsure.text.session_cache import SessionCache
 
 
 def assign(model):
@@ -40,7 +40,7 @@ def test_sessions_go_with_their_weights(change):
     model = nn.Sequential(
         nn.Linear(4, 3), nn.Sequential(nn.Linear(3, 2)), nn.Linear(2, 2, bias=False)
     )
-    sessions = Sessions([model, None])
+    sessions = SessionCache([model, None])
     first = sessions.get("a", object, unlimited=True)
     assert sessions.get("a", object, unlimited=True) is first
     change(model)

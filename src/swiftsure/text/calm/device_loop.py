@@ -19,11 +19,11 @@ from torch import Tensor
 from swiftsure.exits import reaches
 from swiftsure.run.graphs.conditional import run_if
 from swiftsure.text.calm.confidences import Look
-from swiftsure.text.calm.looks import Batch, decide, gap_and_token, turn
+from swiftsure.text.calm.looks import Batch, decide, gap_and_token, next_tokens
 from swiftsure.text.calm.loops import Found, Log, Loop, Request
 from swiftsure.text.calm.session import WINDOW, Session
 
-__all__ = ["OnDevice"]
+__all__ = ["DeviceLoop"]
 
 AHEAD = 4
 """Tokens that are launched before the host reads the first of them."""
@@ -41,7 +41,7 @@ class _Launched:
     """(n,): which sequence each row held; -1: none."""
 
 
-class OnDevice(Loop):
+class DeviceLoop(Loop):
     """All rows write their next tokens at once, each at a position of its own.
 
     Parameters
@@ -57,8 +57,8 @@ class OnDevice(Loop):
         def flag() -> Tensor:
             return torch.zeros((), dtype=torch.bool, device=device)
 
-        self.due, self.owes = flag(), torch.zeros(count, dtype=torch.bool, device=device)
-        """Whether a window of positions is owed; whether each segment owes any."""
+        self.due, self.lacks = flag(), torch.zeros(count, dtype=torch.bool, device=device)
+        """Whether a window of positions is lacking; whether each segment lacks any."""
         log = torch.zeros((max(count - 1, 1), session.capacity, n), device=device)
         self.batch = Batch(
             tokens=session.tokens[:n, 0],
@@ -85,15 +85,15 @@ class OnDevice(Loop):
         self._joined = np.full(n, -1)
         self._sequences = 0
         self._prompted = np.zeros(n, np.bool_)
-        self._may_owe = False
+        self._may_lack = False
 
     # -------------------------------------------------------------------------------- on the host
 
     def settle(self) -> None:
-        """Compute what all segments owe, so that no later fill touches the rows that join."""
-        if self._may_owe:
+        """Compute what all segments lack, so that no later fill touches the rows that join."""
+        if self._may_lack:
             self.session.play("settle", self._fill_all, *self._changed())
-            self._may_owe = False
+            self._may_lack = False
 
     def _begin(self, rows: list[int], request: Request) -> None:
         self._prompted[rows] = request.first_logits is not None
@@ -121,10 +121,10 @@ class OnDevice(Loop):
         session, rows = self.session, np.flatnonzero(going)
         if self.may_exit[rows, self._next[rows]].any():
             session.play(("early", session.bars_ends), self._early, *self._changed())
-            self._may_owe = True
+            self._may_lack = True
         else:
-            key = "full", session.bars_ends, self._may_owe
-            session.play(key, partial(self._full, owing=self._may_owe), *self._changed())
+            key = "full", session.bars_ends, self._may_lack
+            session.play(key, partial(self._full, lacking=self._may_lack), *self._changed())
         self._next[rows] += 1
         tokens, event = self._free.pop()
         tokens.copy_(self.batch.tokens, non_blocking=True)
@@ -179,7 +179,7 @@ class OnDevice(Loop):
     def _changed(self) -> tuple[Tensor, ...]:
         """Return the buffers that a token reads and changes."""
         session, it = self.session, self.batch
-        own = it.exited, it.found, it.log, it.behind, it.left, it.alive, self.owes, self.due
+        own = it.exited, it.found, it.log, it.behind, it.left, it.alive, self.lacks, self.due
         steps = session.tokens, session.positions, session.finished, session.levels
         return *own, *steps, session.current, *session.static.kept
 
@@ -187,16 +187,16 @@ class OnDevice(Loop):
         """Run a token until all rows have exited."""
         run_if(self.batch.alive, self._early_token)
 
-    def _full(self, *, owing: bool) -> None:
-        """Run all blocks; `owing`: earlier tokens may have skipped some."""
-        run_if(self.batch.alive, lambda: self._full_token(owing))
+    def _full(self, *, lacking: bool) -> None:
+        """Run all blocks; `lacking`: earlier tokens may have skipped some."""
+        run_if(self.batch.alive, lambda: self._full_token(lacking))
 
     def _early_token(self) -> None:
         self._segments(0)
         session = self.session
         if not session.gives_logits:
             self.batch.found.copy_(self._picked(session.head(session.finals[: self.n])))
-        self._turn()
+        self._next_tokens()
 
     def _segments(self, first: int) -> None:
         """Run a segment and, while rows are left, later ones."""
@@ -213,7 +213,7 @@ class OnDevice(Loop):
     def _segment(self, segment: int) -> None:
         session, it, n = self.session, self.batch, self.n
         if segment > 0:
-            run_if(self.owes[segment], lambda: self._fill(segment))
+            run_if(self.lacks[segment], lambda: self._fill(segment))
         kept = it.exited[:, None, None] if n > 1 and segment > 0 else None
         states, before = session.run_blocks(self.segments[segment], None, kept)
         exit_index = self.segments[segment][-1]
@@ -239,16 +239,16 @@ class OnDevice(Loop):
                 tokens = self._picked(confidence.computed.values)  # type: ignore[union-attr]
         decide(scores, segment, tokens, self.batch, strict=session.rule.strict)
 
-    def _full_token(self, owing: bool) -> None:
+    def _full_token(self, lacking: bool) -> None:
         session, n = self.session, self.n
-        if owing:
-            run_if(self.owes[-1], self._fill_all)
+        if lacking:
+            run_if(self.lacks[-1], self._fill_all)
         blocks = range(self.n_blocks)
         states, _ = session.run_blocks(blocks, None)
         self.batch.behind.fill_(-1)
         session.current[:n].copy_(states)
         self.batch.found.copy_(self._picked(session.head(states)))
-        self._turn(may_owe=owing)
+        self._next_tokens(may_lack=lacking)
 
     def _picked(self, scores: Tensor) -> Tensor:
         """Return the most probable tokens for the head's output."""
@@ -256,30 +256,30 @@ class OnDevice(Loop):
         logits = self.session.allowed(scores, (it.positions - it.first)[:, None], None)
         return gap_and_token(logits)[1] if logits.device.type == "cuda" else logits.argmax(dim=1)
 
-    def _turn(self, *, may_owe: bool = True) -> None:
+    def _next_tokens(self, *, may_lack: bool = True) -> None:
         """Write the tokens, and begin the next ones."""
         session, it, n = self.session, self.batch, self.n
-        may_owe = may_owe and len(self.segments) > 1
-        if may_owe:
+        may_lack = may_lack and len(self.segments) > 1
+        if may_lack:
             session.exit_states[session.own, it.positions] = session.current[:n, 0]
-        turn(it)
+        next_tokens(it)
         states = session.static.begin(session.tokens[:n], session.positions[:n], None)
         session.current[:n].copy_(states)
-        if may_owe:
-            torch.gt(it.behind, 0, out=self.owes)
+        if may_lack:
+            torch.gt(it.behind, 0, out=self.lacks)
             torch.ge(it.behind[-1], WINDOW, out=self.due)
             run_if(self.due, self._fill_all)
 
     def _fill(self, segment: int) -> None:
-        """Compute keys and values that a segment owes: at most a window of them."""
+        """Compute keys and values that a segment lacks: at most a window of them."""
         session, n = self.session, self.n
         starts = session.positions[:n] - self.batch.behind[segment]
         session.starts[:n].copy_(starts.clamp_(min=0))  # of rows that have ended
         session.fill_window(segment, None, WINDOW)
 
     def _fill_all(self) -> None:
-        """Compute what all segments owe; the last one owes the most."""
+        """Compute what all segments lack; the last one lacks the most."""
         for segment in range(1, len(self.segments)):
             self._fill(segment)
         self.batch.behind.fill_(0)
-        self.owes.fill_(False)
+        self.lacks.fill_(False)
