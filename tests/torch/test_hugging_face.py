@@ -22,7 +22,7 @@ from swiftsure.torch import (
     fingerprint,
     train_heads,
 )
-from tests.torch.builders import refused
+from tests.torch.builders import policy_of, refused
 
 transformers = pytest.importorskip("transformers")
 
@@ -268,6 +268,20 @@ def test_samples_that_stay_get_their_own_answers(family, rows):
         torch.testing.assert_close(
             model.head(3, state), own[index], rtol=1e-4, atol=1e-5, msg=str(leave_after)
         )
+
+
+def test_a_network_that_nobody_leaves_runs_as_it_is(family):
+    network, batch = family.network(), family.batch()
+    model = attach_heads(network, family.at(0, 2), batch)
+    fast = EarlyExit(model, policy_of(None, 3))
+    calls = counted(network)
+    expected = logits(network, batch)
+    whole = Counter(calls)
+    calls.clear()
+    out = fast(batch)
+    assert calls == whole
+    assert torch.equal(out.outputs, expected)
+    assert set(out.exits.tolist()) == {2}
 
 
 def test_copied_heads(family):
