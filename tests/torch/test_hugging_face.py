@@ -649,7 +649,7 @@ def test_values_that_only_other_batches_need_give_an_error_not_another_answer():
     policy = ss.calibrate(
         collect(model, [short]), risk="consistency", loss="brier", epsilon=0.5, delta=0.5
     )
-    fast = EarlyExit(model, policy.model_copy(update={"threshold": None}))
+    fast = EarlyExit(model, policy.model_copy(update={"threshold": 1.0}))
     torch.testing.assert_close(fast(short).outputs, network(**short))
     with pytest.raises(ValueError, match="NaN"):
         fast({"input_ids": torch.randint(0, 60, (4, 20))})
