@@ -19,6 +19,7 @@ from experiments.diffusion.reproduce import diffusion
 from experiments.image_classification.reproduce import image_classification
 from experiments.learned_score.reproduce import learned_score
 from experiments.llm_pairs.reproduce import llm_pairs
+from experiments.reasoning.reproduce import reasoning
 from experiments.segmentation.reproduce import segmentation
 from experiments.studies import StudyOptions
 from experiments.tables import print_rows
@@ -33,6 +34,7 @@ TASKS: dict[str, Callable[..., Any]] = {
     "diffusion": diffusion,
     "bild": bild,
     "llm_pairs": llm_pairs,
+    "reasoning": reasoning,
     "learned_score": learned_score,
     "crc": crc,
 }

@@ -17,7 +17,7 @@ import swiftsure as ss
 from experiments.learned_score.attempts import ATTEMPTS
 from experiments.tables import write_all
 from swiftsure.study.evaluation import Study, evaluate
-from swiftsure_zoo.records import IMAGE_CLASSIFICATION
+from swiftsure_zoo.records import IMAGE_CLASSIFICATION, SEGMENTATION
 
 __all__ = ["LearnedScoreResult", "learned_score", "load_records"]
 
@@ -29,16 +29,20 @@ N_CALIBRATION, N_PILOT = 1000, 500
 PILOTS = (100, 500)
 """Sizes of the pilots on which the attempts are compared."""
 
+MAPS = {"miou": 0.05, "miscoverage": 0.05, "pixel_brier": 0.05}
+"""Losses of images with a class at every pixel, and their levels."""
+
 N_ATTEMPTS = 6
 """Pilots of each size for the attempts."""
 
 
 @dataclass(frozen=True)
 class LearnedScoreResult:
-    """A row for each record and level, and one for each way to learn a score."""
+    """Rows for each record and level, for each way to learn a score, and for pixel maps."""
 
     savings: Rows
     attempts: Rows
+    maps: Rows
 
     def tables(self) -> dict[str, Rows]:
         """Return the tables to print, by title."""
@@ -47,11 +51,13 @@ class LearnedScoreResult:
             "FLOPs saved, %, by other ways to learn a score, less the top probability's": (
                 self.attempts
             ),
+            "FLOPs saved, %, for images with a class at every pixel": self.maps,
         }
 
     def write(self, folder: str | os.PathLike[str]) -> list[Path]:
-        """Write both tables; return the files."""
-        return write_all(folder, {"savings.csv": self.savings, "attempts.csv": self.attempts})
+        """Write the tables; return the files."""
+        found = {"savings.csv": self.savings, "attempts.csv": self.attempts, "maps.csv": self.maps}
+        return write_all(folder, {name: rows for name, rows in found.items() if rows})
 
 
 def learned_score(
@@ -85,7 +91,8 @@ def learned_score(
         savings += _compared(name, record, sizes, pilots, repeats, delta, seed)
         for size in (each for each in PILOTS if 4 * each <= record.n):
             attempts += _attempted(name, record, (size, sizes[1]), splits, delta, seed)
-    return LearnedScoreResult(savings, attempts)
+    maps = _maps(pilots, splits, draws, delta, seed) if data is None else []
+    return LearnedScoreResult(savings, attempts, maps)
 
 
 def load_records(data: str | os.PathLike[str] | None = None) -> dict[str, ss.ExitRecord]:
@@ -190,6 +197,34 @@ def _attempted(
     top1 = means.pop("top1")
     row = {"record": name, "pilot": sizes[0], "top1": round(top1, 2)}
     return [row | {label: round(value - top1, 2) for label, value in means.items()}]
+
+
+def _maps(pilots: int, splits: int, draws: int, delta: float, seed: int) -> Rows:
+    """Return a row for each loss of images, learned from all scores of the record.
+
+    Frames count as independent: there are two videos, too few to be drawn as groups.
+    """
+    record = replace(ss.ExitRecord.load(SEGMENTATION), groups=None)
+    repeats = ss.Repeats(max(splits // pilots, 1), max(draws // pilots, 1), progress=False)
+    rows = []
+    for loss, epsilon in MAPS.items():
+        found: dict[str, list[Study]] = {"mean_top1": [], "learned": []}
+        for k in range(pilots):
+            pilot, rest = record.split(83, seed=seed + k)
+            learned = replace(ss.LearnedScore.fit(pilot, loss=loss), pilot=None)
+            for label, score in (("mean_top1", "mean_top1"), ("learned", learned)):
+                request = ss.Calibration(ss.Promise(loss, epsilon=epsilon), rule=score)
+                options: dict[str, Any] = {"controls": ["ucb"], "epsilons": [epsilon]}
+                options |= {"n_calibration": 100, "splits": repeats, "seed": seed + k}
+                found[label].append(evaluate(rest, risk=request, delta=delta, **options))
+        row: dict[str, Any] = {"loss": loss, "pilot": 83, "n": 100, "ε": epsilon}
+        for label, studies in found.items():
+            row[label] = round(float(np.mean([_gain(each) for each in studies])), 2)
+        for label, studies in found.items():
+            rates = [float(each.violations["ucb"][0]) for each in studies]
+            row[f"violations, {label}"] = round(float(np.mean(rates)), 4)
+        rows.append(row)
+    return rows
 
 
 def _gain(study: Study) -> Any:

@@ -100,6 +100,17 @@ def test_it_runs_in_event_loops_one_after_another(cascade, policy):
         assert asyncio.run(step.ainvoke("Is it odd? 9")).content == "odd"
 
 
+def test_connections_of_a_call_are_closed(cascade, policy):
+    closed = []
+
+    async def close():
+        closed.append(True)
+
+    cascade.models[1].close = close
+    as_runnable(cascade.run(policy)).invoke("Is it odd? 7")
+    assert closed == [True]
+
+
 def test_messages_unlike_the_calibration_go_to_the_last_model(cascade, policy):
     step = as_runnable(cascade.run(policy))
     found = step.invoke([SystemMessage("One word."), HumanMessage("Is it odd? 7")])

@@ -75,7 +75,7 @@ def test_combinations_without_a_proof_are_refused(record):
     for restricted in ({"worst": 0.1}, {"among": "exits"}, {"within": "slices"}):
         with pytest.raises(ValueError, match=r"there is no test here of a weighted or restricted"):
             request_of(**OPTIONS, **restricted).run(pool.sliced(np.arange(1000) % 2))
-    with pytest.raises(ValueError, match=r"`Path\.learn` does not go with samples `drawn_from`"):
+    with pytest.raises(ValueError, match=r"`Path\.learn` cannot set a pilot aside"):
         ss.calibrate(pool, **(OPTIONS | {"path": ss.Path.learn(200)}))
     asking = ss.Ask(lambda ids: 1 / 0)  # which is not asked before the refusal
     with pytest.raises(ValueError, match="without replacement"):

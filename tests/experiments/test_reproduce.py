@@ -131,7 +131,7 @@ def test_all_tasks_run_without_a_name(run, monkeypatch, tmp_path):
     # CALM has the paper's two losses.
     assert [task for task, *_ in seen] == [
         "image_classification", "segmentation", "calm", "calm", "calm_cnndm", "diffusion", "bild",
-        "llm_pairs", "learned_score", "crc",
+        "llm_pairs", "reasoning", "learned_score", "crc",
     ]  # fmt: skip
     assert [loss for task, loss, _ in seen if task == "calm"] == ["bleu", "rouge_l"]
     assert {splits for *_, splits in seen} == {7}

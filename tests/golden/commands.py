@@ -195,7 +195,7 @@ def printed(name, folder, monkeypatch):
         shutil.copytree(runtimes.exported()[0], folder / "made")
     if name == "translate":
         pytest.importorskip("transformers")
-        pytest.importorskip("swiftsure_assets")
+        pytest.importorskip("swiftsure_zoo")
     if name.startswith("serve"):
         pytest.importorskip("starlette")
         from swiftsure.serve import lifecycle

@@ -64,6 +64,50 @@ def test_that_test_fails_without_a_correction(broken):
     assert binomtest(found, TRIALS, DELTA, alternative="greater").pvalue < 1e-6
 
 
+def thrice(records):
+    """The samples of each record three times, in groups of the same."""
+    rows = np.repeat(np.arange(N), 3)
+    return [each.resampled(rows, rows) for each in records]
+
+
+def test_whole_groups_are_the_pilot():
+    found = violations(lambda records: calibrate_best(thrice(records), REQUEST, split=0.3))
+    assert binomtest(found, TRIALS, DELTA, alternative="greater").pvalue > 1e-6
+    made = calibrate_best(thrice(candidates(np.random.default_rng(0))), REQUEST, split=0.3)
+    assert (made.certificate.selection.n_pilot, made.certificate.samples.n) == (60, 140)
+    assert "on 60 pilot groups that were not used to calibrate" in str(made)
+
+
+def test_that_test_fails_if_groups_are_not_whole():
+    """The pilot is of samples, whose groups then calibrate too, as if they were independent."""
+
+    def broken(records):
+        alone = [dataclasses.replace(each, groups=None) for each in thrice(records)]
+        return calibrate_best(alone, REQUEST, split=0.3)
+
+    assert binomtest(violations(broken), TRIALS, DELTA, alternative="greater").pvalue < 1e-6
+
+
+def test_candidates_share_a_budget_of_labels():
+    record, asked = good(), []
+    bare = dataclasses.replace(
+        record,
+        losses={"zero_one": np.full((1000, 2), np.nan)},
+        inconsistencies={"zero_one": np.abs(record.losses["zero_one"])},
+    )
+
+    def labeller(ids):
+        asked.extend(ids.tolist())
+        return {"zero_one": record.losses["zero_one"][ids]}
+
+    request = ss.Calibration(
+        ss.Promise("zero_one", epsilon=0.05), missing=ss.Ask(labeller, budget=150)
+    )
+    policy = calibrate_best(bare, request, correction="bonferroni")
+    assert (policy.score, policy.runs_full_model) == ("a", False)
+    assert 50 < len(asked) <= 150
+
+
 def good(seed=0, n=1000):
     rng = np.random.default_rng(seed)
     sure = {"a": rng.random((n, 1)), "b": rng.random((n, 1))}
@@ -106,7 +150,7 @@ def test_the_certificate_says_how_it_was_chosen(tmp_path):
         ({"correction": "bonferroni", "request": ss.Calibration(GAP, control="crc")}, "`control`"),
         ({"correction": "bonferroni", "request": ss.Calibration(GAP, cost="eur")}, "`cost`"),
         (
-            {"correction": "bonferroni", "request": ss.Calibration(GAP, missing=ss.Ask(None, 9))},
+            {"split": 0.5, "request": ss.Calibration(GAP, missing=ss.Ask(None, 9))},
             "`missing=Ask",
         ),
         ({"split": 1000}, "leave samples to calibrate"),

@@ -159,8 +159,6 @@ def test_int8_needs_a_policy_of_its_own(model, policy, tmp_path):
     with pytest.raises(ValueError, match="`policy` was made for another model"):
         onnx.EarlyExit.load(folder, of_network)
     # A sample's confidence does not depend on its batch: the record is about any batch size.
-    with pytest.raises(ValueError, match="`engine` must be 'local' for an exported model"):
-        onnx.collect(folder, [(x, y)], run=ss.RunOptions(engine="ray"))
     record = onnx.collect(folder, [(x, y)], losses=["brier"])
     singly = onnx.collect(folder, [(x[k : k + 1], y[k : k + 1]) for k in range(40)], ["brier"])
     assert np.array_equal(record.confidences["top1"][:40], singly.confidences["top1"])

@@ -35,7 +35,9 @@ class Server:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 outer.requests.append(body)
                 fault = outer.faults.pop(0) if outer.faults else None
-                if isinstance(fault, int):
+                if "messages" in body and fault is None:
+                    self.reply(200, json.dumps(outer.chat(body)).encode())
+                elif isinstance(fault, int):
                     self.reply(fault, b"{}")
                 elif body.get("stream"):
                     self.stream(body, fault)
@@ -86,6 +88,14 @@ class Server:
         self.http.shutdown()
         self.http.server_close()
         self.thread.join()
+
+    def chat(self, body):
+        """Think to the end, and show the answer alone."""
+        number = int(re.search(r"q(\d+)", body["messages"][-1]["content"])[1])
+        message = {"role": "assistant", "content": self.final % right(number)}
+        usage = {"prompt_tokens": 10, "completion_tokens": 2 * need_of(number)}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        return {"id": "1", "model": body["model"], "choices": [choice], "usage": usage}
 
     def words(self, body):
         """Yield the words that continue a prompt."""

@@ -96,6 +96,16 @@ def test_after_a_failure_the_same_call_resumes_in_the_middle_of_a_thought(server
     assert record.traces[0].answer.answer == "even"
 
 
+def test_what_was_written_before_a_failure_is_not_paid_twice(server, tmp_path):
+    server.faults = ["cut"]
+    options = {"checkpoints": 40, "folder": tmp_path}
+    with pytest.raises(CollectionError, match="cut short"):
+        collect_traces(reasoner(server), ["q16?"], backoff=Backoff(retries=0), **options)
+    record = collect_traces(reasoner(server), ["q16?"], **options)
+    assert [word for word in server.written if word in (" w0", " w1")] == [" w0", " w1"]
+    assert record.traces[0].tokens == 2 * need_of(16)
+
+
 def test_a_server_without_log_probabilities_is_named_or_told_so(server):
     server.logprobs = False
     with pytest.raises(CollectionError, match=r"no log-probabilities.*agreement"):

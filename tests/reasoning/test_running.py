@@ -18,7 +18,7 @@ from swiftsure.reasoning import (
     collect_traces,
     giving_up,
 )
-from tests.reasoning.servers import Server, need_of, right
+from tests.reasoning.servers import ASK, Server, need_of, right
 
 QUICK = Backoff(first=0.001, longest=0.002, retries=3)
 GRID = range(40, 401, 40)
@@ -66,7 +66,8 @@ def test_it_stops_where_the_record_says(server, policy):
     for k in (0, 7, 16):
         expected = int(policy.rule.exits(exits.confidences["confidence"][k : k + 1])[0])
         thought = thinker.answer(f"q{k}")
-        assert thought.answer == right(k) == thought.text
+        assert thought.answer == right(k)
+        assert thought.text == f"{ASK}{right(k)}}}"
         assert thought.exit == expected
         assert thought.stopped
         assert thought.tokens >= GRID[expected] >= need_of(k)
@@ -74,6 +75,7 @@ def test_it_stops_where_the_record_says(server, policy):
         assert thought.confidence == pytest.approx(0.98, abs=1e-4)
         assert thought.probe_tokens > 0
     assert thinker.spent["questions"] == 3
+    assert thinker.usual == pytest.approx(exits.full_costs["tokens"].mean())
     assert thinker.saved == pytest.approx(
         3 * thinker.usual - sum(v for name, v in thinker.spent.items() if name != "questions")
     )

@@ -116,6 +116,7 @@ def test_the_policy_speaks_of_thinking():
     policy = ss.calibrate(exits, loss="zero_one", epsilon=0.1, score="confidence")
     assert "It stops thinking at the first of 22 checkpoints where its confidence is" in str(policy)
     assert "of the tokens" in str(policy)
+    assert "for questions like the 300 it was calibrated on" in str(policy)
 
 
 @pytest.mark.parametrize("name", ["gpqa_matched", "mmlu_pro_matched"])

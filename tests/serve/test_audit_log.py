@@ -22,7 +22,7 @@ from swiftsure.serve import (
     start,
 )
 from swiftsure.serve.audit_log import resume
-from swiftsure.serve.audits import Audited
+from swiftsure.serve.audits import Audited, Mode
 from swiftsure.serve.engine import Answer
 from tests.serve.builders import Adder, Client, lines, manager_of, policy_of, wait_until
 
@@ -57,9 +57,8 @@ def test_an_alarm_falls_back_to_the_full_model_also_after_a_restart(tmp_path, po
     engine = Adder(policy)
     audit_log = audit_log_of(engine, tmp_path)
     limits = Limits(max_wait_ms=0)
-    with start(
-        create_app(engine, limits, manager=manager_of(audit_log), audit_rate=1.0)
-    ) as address:
+    app = create_app(engine, limits, manager=manager_of(audit_log), audit_rate=1.0)
+    with start(app) as address:
         client = Client(address)
         for _ in range(20):
             assert client.predict([1, 2, 3])[1]["exit"] == 0
@@ -78,6 +77,7 @@ def test_an_alarm_falls_back_to_the_full_model_also_after_a_restart(tmp_path, po
         assert "swiftsure_alarm 1.0" in text
         assert "swiftsure_full_model 1.0" in text
         assert 'swiftsure_audits_total{result="failed"} 0.0' in text
+        wait_until(lambda: app.state.service.batcher.audits.empty)
         made = audit_log.made
         client.predict([1, 2, 3])
     assert audit_log.made <= made + 1  # what the full model answered is not audited
@@ -242,10 +242,8 @@ def test_audits_are_dropped_by_load_alone_and_counted(policy):
     engine, seen = Adder(policy), []
     batcher = Batcher(
         engine,
-        max_batch=4,
-        max_queue=500,
+        Limits(max_batch=4, max_queue=500, max_audits=10),
         audit_rate=0.5,
-        max_audits=10,
         on_audit=lambda audited, _: seen.append(audited),
     )
     engine.gate.clear()
@@ -260,6 +258,17 @@ def test_audits_are_dropped_by_load_alone_and_counted(policy):
     assert len(seen) == 10
     assert dropped == batcher.dropped
     assert binomtest(len(seen) + dropped, 400, 0.5).pvalue > 1e-6
+
+
+def test_an_audit_under_way_when_its_policy_is_replaced_leaves_no_file_open(policy, tmp_path):
+    engine = Adder(policy)
+    audit_log = audit_log_of(engine, tmp_path)
+    audit_log.close()
+    sample = np.zeros(3, np.float32)
+    answer = engine.answer([sample], full=False)[0]
+    audit_log.audit(Audited("late", sample, answer, Mode(policy)), engine)
+    assert audit_log._log is None
+    assert [line["id"] for line in lines(audit_log.folder)]
 
 
 def test_an_audit_that_raises_does_not_end_the_service(policy, caplog):
@@ -279,9 +288,8 @@ def test_withdrawn_requests_give_their_place_back(policy):
     engine, seen = Adder(policy), []
     batcher = Batcher(
         engine,
-        max_batch=1,
+        Limits(max_batch=1, max_audits=2),
         audit_rate=1.0,
-        max_audits=2,
         on_audit=lambda audited, _: seen.append(audited),
     )
     engine.gate.clear()

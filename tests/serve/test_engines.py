@@ -1,119 +1,25 @@
 """What every engine can: answer, be audited, change its policy, mix slices, live in a worker."""
 
 import base64
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
-import swiftsure as ss
 from swiftsure.serve import (
-    AuditLog,
     InvalidRequestError,
-    Limits,
-    PolicyManager,
-    WorkerEngine,
-    create_app,
     engine_of,
     load_engine,
-    start,
 )
 from swiftsure.serve.engine import EngineOptions
 from swiftsure.serve.engines.tokens import LENGTHS
 from swiftsure.torch import EarlyExit
-from tests.serve.builders import Client, at_once, lines, wait_until
-from tests.serve.systems import SAMPLES, SYSTEMS, made, monitored, other_policy, same
+from tests.serve.systems import SYSTEMS, made
 
 
 @pytest.fixture(params=SYSTEMS)
 def name(request):
     return request.param
-
-
-def test_answers_audits_and_hot_swap(name, tmp_path):
-    """Over HTTP: each request is audited, and another policy is installed meanwhile."""
-    engine, samples = made(name), SAMPLES[name]
-    own = engine.policy
-
-    def watch(policy, _):
-        return AuditLog(policy, monitored(policy), tmp_path)
-
-    manager = PolicyManager(own, watch=watch)
-    app = create_app(engine, Limits(timeout=60), manager=manager, audit_rate=1.0, token="key")
-    with start(app) as address:
-        client = Client(address, "key")
-        found = at_once([partial(client.predict, each) for each in samples])
-        assert [status for status, _ in found] == [200] * len(samples), found
-        wait_until(lambda: manager.audit_log.made == len(samples), 60)
-        other = other_policy(own)
-        other.save(tmp_path / "policy.json")
-        body = (tmp_path / "policy.json").read_bytes()
-        status, answer = client.send(
-            "POST", "/policy", body, **{"Content-Type": "application/json"}
-        )
-        assert (status, answer["number"]) == (200, 2), answer
-        again = at_once([partial(client.predict, each) for each in samples])
-        wait_until(lambda: manager.audit_log.made == len(samples), 60)
-        health, document = client.get("/health")[1], client.get("/openapi.json")[1]
-    assert health["status"] == "ok"
-    assert "/predict" in document["paths"]
-    assert engine.policy == other
-    for one, two in zip(found, again, strict=True):
-        assert same(one[1], two[1])
-    logged = [each for folder in tmp_path.iterdir() if folder.is_dir() for each in lines(folder)]
-    assert len(logged) == 2 * len(samples)
-    assert all(each["loss"] <= manager.audit_log.monitor.largest_loss for each in logged)
-
-
-def test_one_batch_mixes_slices(name):
-    engine = made(name)
-    own = engine.policy
-    samples = [engine.inputs.sample(each) for each in SAMPLES[name]]
-    plain, full = (engine.answer(samples, full=each) for each in (False, True))
-    part = next(iter(own.policies.values())) if isinstance(own, ss.SlicedPolicy) else own
-    sliced = ss.SlicedPolicy(policies={"day": part, "night": part}, delta=0.1)
-    engine.check(sliced)
-    engine.install(sliced)
-    try:
-        names = [("day", None, "unknown", "night")[k % 4] for k in range(len(samples))]
-        mixed = engine.answer(samples, full=False, slices=names)
-        for k, slice_name in enumerate(names):
-            expected = plain if slice_name in sliced.policies else full
-            assert mixed[k].exit == expected[k].exit
-            assert same(mixed[k].content, expected[k].content)
-    finally:
-        engine.install(own)
-
-
-def test_audits_compare_with_the_full_system(name):
-    """The full system's answer, compared with itself, has no loss."""
-    engine = made(name)
-    samples = [engine.inputs.sample(each) for each in SAMPLES[name]]
-    monitor = monitored(engine.policy)
-    engine.check_loss(monitor.loss)
-    for sample, answer in zip(samples, engine.answer(samples, full=True), strict=True):
-        asked = answer if engine.describe().completions else sample
-        assert engine.compare(asked, answer, monitor.loss).inconsistency == pytest.approx(
-            0, abs=1e-6
-        )
-
-
-@pytest.mark.slow
-def test_the_same_in_a_worker(name):
-    worker = WorkerEngine(SYSTEMS[name], 1)
-    try:
-        with start(create_app(worker, Limits(timeout=60))) as address:
-            client = Client(address)
-            found = [client.predict(each) for each in SAMPLES[name]]
-    finally:
-        worker.close()
-    engine = made(name)
-    samples = [engine.inputs.sample(each) for each in SAMPLES[name]]
-    for (status, answer), own in zip(found, engine.answer(samples, full=False), strict=True):
-        assert status == 200
-        assert answer["exit"] == own.exit
-        assert same(own.content | {"id": 0}, answer)
 
 
 @pytest.mark.parametrize(
@@ -162,9 +68,10 @@ def test_an_encoder_is_served_from_its_folder_with_its_tokenizer(tmp_path):
     from tests.torch.test_pretrained import fast_bert
 
     words = tokenizer(model_input_names=["input_ids", "attention_mask"])
-    fast_bert().save_pretrained(tmp_path / "model", words)
+    fast = fast_bert()
+    fast.save_pretrained(tmp_path / "model", words)
     engine = load_engine(tmp_path / "model")
-    own = made("Hugging Face encoder")
+    own = engine_of(EarlyExit(fast.model, fast.policy, on_invalid="mark"), None, words)
     for text in ("w04 w05 w06", "w20"):
         (one,), (two,) = (
             each.answer([each.inputs.sample(text)], full=False) for each in (engine, own)

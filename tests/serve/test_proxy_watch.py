@@ -130,6 +130,7 @@ def test_labels_that_arrive_later_watch_a_gap(models, tmp_path):
         status, found = client.send("POST", "/labels", body, **kind)
         assert (status, set(found["results"].values())) == (200, {"added"})
         wait_until(lambda: client.get("/health")[1]["alarm"] is not None)
+        wait_until(lambda: app.state.service.manager.mode.full)  # with the next look at the monitor
         _, headers = ask(address, "Is it odd? 7")
         assert headers["x-swiftsure-reason"] == "there was an alarm"
 

@@ -4,6 +4,7 @@ import http.client
 import json
 import random
 import threading
+from concurrent.futures import Future
 from contextlib import contextmanager
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from swiftsure.losses import LOSSES
 from swiftsure.serve import (
     AuditLog,
+    Batcher,
     Limits,
     PolicyManager,
     audit_monitor,
@@ -21,6 +23,7 @@ from swiftsure.serve import (
 )
 from swiftsure.serve.engine import EngineOptions
 from swiftsure.serve.engines.text import TextEngine
+from swiftsure.serve.queueing import Submission
 from swiftsure.text import CalmModel, fast_blocks
 from tests.serve.builders import Client, at_once, lines, wait_until
 from tests.serve.texts import TOKENS, calm, pair, saved
@@ -99,6 +102,20 @@ def test_streams_have_the_same_text():
             assert parts[-1]["choices"][0]["finish_reason"] in ("stop", "length")
             assert usage["usage"] == whole["usage"]
     assert most > 3
+
+
+def test_all_parts_are_delivered_before_the_answer():
+    """A stream ends with the answer, so a part that came later would be lost."""
+    engine, delivered = TextEngine(calm(), tokenizer()), []
+    batcher, answers = Batcher(engine, deliver=delivered.append), [Future() for _ in range(4)]
+    for k, prompt in enumerate(texts(4, seed=5)):
+        sample = engine.inputs.sample({"prompt": prompt, "stream": True})
+        batcher.submit_all([Submission(str(k), sample, None, answers[k], k)])
+    batcher.close()
+    told = [whose for together in delivered for whose, _ in together]
+    assert sum(isinstance(whose, int) for whose in told) > 4
+    for k, answer in enumerate(answers):
+        assert k not in told[told.index(answer) :]
 
 
 def test_chats_by_the_chat_template(tmp_path):

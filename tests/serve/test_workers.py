@@ -139,7 +139,7 @@ def test_a_spare_worker_answers_while_another_one_loads(tmp_path):
 
 
 def test_batches_run_side_by_side(engines):
-    batcher = Batcher(engines, max_batch=1)
+    batcher = Batcher(engines, Limits(max_batch=1))
     began = time.monotonic()
     found = [batcher.submit(str(k), np.array([5, 0, 0], np.float32)) for k in range(2)]
     assert [each.result(20).answer.content["outputs"] for each in found] == [5, 5]

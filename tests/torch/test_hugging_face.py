@@ -503,16 +503,6 @@ def test_compiled_blocks_are_run():
     torch.testing.assert_close(model.head(2, state), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_stages_are_not_compiled_whole():
-    network, batch = bert(n=40)
-    model = attach_heads(network, BERT.at(0, 2), batch)
-    policy = ss.calibrate(
-        collect(model, [batch]), risk="consistency", loss="brier", epsilon=0.5, delta=0.5
-    )
-    with refused("compile"):
-        EarlyExit(model, policy, compile=True)
-
-
 def test_threads_share_a_model():
     from concurrent.futures import ThreadPoolExecutor
 

@@ -10,8 +10,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from swiftsure import scores
+from swiftsure.onnx.scoring import confidence as confidence_of_arrays
+from swiftsure.onnx.stages import Answer
+from swiftsure.scores.kernels import MOST_LOGITS
 from swiftsure.torch import EarlyExit, Scored, Stream, fit_temperatures
 from swiftsure.torch.scoring import confidence, warn_of_probabilities
+from swiftsure.torch.staged import Tempered
 from tests.torch.builders import (
     SCORES,
     Played,
@@ -141,3 +145,26 @@ def test_probabilities_beside_the_models_own_confidences_do_not_warn():
 def test_maps_of_probabilities_warn():
     with pytest.warns(UserWarning, match=WARNED):
         warn_of_probabilities(torch.randn(2, 3, 4, 4).softmax(dim=1))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 1.7])
+@pytest.mark.parametrize("name", ["top1", "top_diff", "entropy"])
+def test_the_loop_for_a_few_logits_gives_the_same_bits(name, temperature):
+    rng = np.random.default_rng(0)
+    few = (rng.normal(size=(200, 10)) * rng.choice([0.1, 1, 10, 100], (200, 1))).astype(np.float32)
+    few[:40] = np.round(few[:40] * 4) / 4  # ties and equal margins
+    few[40, 3], few[41], few[42, 0], few[43, 1] = -np.inf, -np.inf, np.nan, np.inf
+    many = np.concatenate([few, rng.normal(size=(100, 10)).astype(np.float32)])
+    assert few.size <= MOST_LOGITS < many.size
+    logits = torch.from_numpy(many)
+    for kind in (torch.float32, torch.float64, torch.bfloat16):
+        whole = logits.to(kind)
+        output = Tempered(whole, whole, temperature)
+        part = Tempered(whole[:200], whole[:200], temperature)
+        expected = confidence(name, output)[:200].numpy()
+        np.testing.assert_array_equal(confidence(name, part).numpy(), expected)
+        assert np.isnan(expected[41:44]).all()
+        assert not np.isnan(expected[:41]).any()
+    answers = [Answer([values], None) for values in (few, many)]
+    found, all_of_them = (confidence_of_arrays(name, each, temperature) for each in answers)
+    np.testing.assert_array_equal(found, all_of_them[:200])

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -37,6 +38,24 @@ def truths(n=3, n_classes=5, height=6, width=9, seed=0, void=0.2):
     labels[drawn < void] = VOID
     labels[drawn < void / 2] = -1
     return torch.from_numpy(labels)
+
+
+def test_a_score_is_learned_from_scores_of_maps():
+    """`EarlyExit` exits where the record's learned confidences say."""
+    x = torch.stack(maps(n=60), dim=1)
+    names = ["mean_top1", "patch_entropy"]
+    record = collect(PlayedMaps(), [(x, truths(60))], ["miou"], names)
+    learned = ss.LearnedScore.fit(record)
+    assert learned.features == ("mean_top1", "patch_entropy")
+    sure = learned.confidences(record.confidences)
+    middle = float(np.median(sure))
+    promise = ss.Promise("miou", risk="consistency", epsilon=0.99)
+    rule = ss.ExitRule(replace(learned, pilot=None))
+    policy = ss.Calibration(promise, rule=rule, control="empirical", path=[middle]).run(record)
+    out = EarlyExit(PlayedMaps(), policy)(x)
+    clear = (np.abs(sure - np.float32(middle)) > 1e-5).all(axis=1)
+    assert len(set(out.exits.tolist())) > 1
+    assert np.array_equal(out.exits.numpy()[clear], policy.exits(sure)[clear])
 
 
 def distributions(outputs):

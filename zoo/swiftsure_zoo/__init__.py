@@ -15,12 +15,14 @@ image_classification/msdnet_fashion_mnist |
 image_classification/dyn_perceiver_tiny_imagenet_100 |
 | `ADPC`, 4 exits | CamVid | 62.1 % mIoU | segmentation/adp_c_camvid |
 | T5, 8 decoder layers, with weights | Multi30k, de-en | 41 BLEU (2016) | calm/t5_multi30k_* |
+| a decoder that thinks, 0.45 M parameters, with weights | little programs | \
+see `programs` | |
 | two T5, one drafts | Multi30k, de-en | | bild/t5_multi30k |
 | `UViT`, 13 early exits | CIFAR-10 | | diffusion/uvit_cifar10 |
 | DiT with a cache | CIFAR-10 | | diffusion/dit_cifar10_cache |
 
-`records` finds these files. Modules are imported on first use; records need no PyTorch. `NOTICE`
-lists every file and the terms of its data.
+`records` finds these files; `programs.small_reasoner()` is the model that thinks. Modules are
+imported on first use; records need no PyTorch. `NOTICE` lists every file and the terms of its data.
 """
 
 from importlib import import_module

@@ -10,7 +10,7 @@ from swiftsure.cascade.answers import Answer
 from swiftsure.cascade.endpoints import logprobs_of, usage_cost, version_of
 from swiftsure.cascade.models import Model
 from swiftsure.cascade.request_kinds import calibrated_features, unlike
-from swiftsure.cascade.running import CascadeRunner, run_coroutine
+from swiftsure.cascade.running import CascadeRunner
 
 if TYPE_CHECKING:
     from langchain_core.messages import BaseMessage
@@ -135,6 +135,6 @@ def as_runnable(runner: CascadeRunner) -> "Runnable[Any, BaseMessage]":
         return message.model_copy(update={"response_metadata": more})
 
     def ask_now(given: Any) -> Any:
-        return run_coroutine(ask(given))
+        return runner.finish(ask(given))
 
     return RunnableLambda(ask_now, afunc=ask, name="cascade")

@@ -8,7 +8,7 @@ from swiftsure.cascade.endpoints import answer_of_response, usage_cost
 from swiftsure.cascade.models import Model
 from swiftsure.cascade.request_kinds import calibrated_features, unlike
 from swiftsure.cascade.request_parameters import in_common, other_parameter
-from swiftsure.cascade.running import CascadeRunner, Decision, run_coroutine
+from swiftsure.cascade.running import CascadeRunner, Decision
 from swiftsure.cascade.wrapping import innermost
 
 if TYPE_CHECKING:
@@ -137,13 +137,13 @@ def custom_llm(runner: CascadeRunner) -> "litellm.CustomLLM":
 
     class CascadeLLM(litellm.CustomLLM):  # type: ignore[misc]
         def completion(self, messages: Any, optional_params: Any, **_: Any) -> Any:
-            return response_of(run_coroutine(decided(messages, optional_params)))
+            return response_of(runner.finish(decided(messages, optional_params)))
 
         async def acompletion(self, messages: Any, optional_params: Any, **_: Any) -> Any:
             return response_of(await decided(messages, optional_params))
 
         def streaming(self, messages: Any, optional_params: Any, **_: Any) -> Iterator[Any]:
-            yield part_of(run_coroutine(decided(messages, optional_params)))
+            yield part_of(runner.finish(decided(messages, optional_params)))
 
         async def astreaming(
             self, messages: Any, optional_params: Any, **_: Any

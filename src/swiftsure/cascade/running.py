@@ -275,10 +275,14 @@ class CascadeRunner:
         slices : sequence of str or None
             The slice of each input, under a policy of slices; unknown ones ask the last model.
         """
+        return self.finish(self.answers(inputs, slices))
 
-        async def run() -> CascadeOutput:
+    def finish(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine that asks these models to its end, and close their connections."""
+
+        async def run() -> T:
             try:
-                return await self.answers(inputs, slices)
+                return await work
             finally:
                 await self.close()
 

@@ -81,22 +81,27 @@ def calibrate_best(
             "`control` must be ucb or ltt for several candidates: only the failure probabilities of"
             f" their tests add up, but got {request.control.label}."
         )
-    if isinstance(request.missing, Ask):
+    missing = request.missing
+    if isinstance(missing, Ask) and split is not None:
         raise ValueError(
-            "`missing=Ask(...)` does not go with several candidates: each would ask for labels of"
-            " its own. Label the samples first, and use missing='stop'."
+            "`missing=Ask(...)` needs correction='bonferroni': candidates are compared on a pilot"
+            " by their losses there, so the pilot must have labels."
         )
     if any(each.within == "each slice" for each in request.risks):
         raise ValueError(
-            "`within='each slice'` does not go with several candidates: choose in each slice, on"
-            " its own samples and with its share of δ."
+            "`within='each slice'` gives a policy of slices, which one system runs: choose among"
+            " the systems of each slice, on its own samples and with its share of δ."
         )
     found = _named(candidates, request.rule.score)
     cost = _cost(found, request.cost)
     request = replace(request, cost=cost)
     if split is None:
         share = replace(request, delta=request.delta / len(found))
-        made = {name: _calibrated(candidate, share) for name, candidate in found.items()}
+        left = missing.shared() if isinstance(missing, Ask) else lambda: missing
+        made = {
+            name: _calibrated(candidate, replace(share, missing=left()))
+            for name, candidate in found.items()
+        }
         best = _cheapest(made, cost)
         selection = Selection(method="bonferroni", candidates=tuple(found), chosen=best, cost=cost)
         return with_selection(made[best], selection, request.delta)
@@ -109,7 +114,12 @@ def calibrate_best(
     }
     best = _cheapest(tried, cost)
     selection = Selection(
-        method="pilot", candidates=tuple(found), chosen=best, cost=cost, n_pilot=size
+        method="pilot",
+        candidates=tuple(found),
+        chosen=best,
+        cost=cost,
+        n_pilot=size,
+        unit=next(iter(found.values()))[0].unit,
     )
     made_best = _calibrated((parts[best][1], found[best][1]), request)
     return with_selection(made_best, selection, request.delta)
@@ -195,7 +205,7 @@ def _cost(found: Mapping[str, Candidate], cost: str | None) -> str:
 
 
 def _pilot(found: Mapping[str, Candidate], split: int | float) -> int:
-    """Return how many pilot samples there are; raise if the records are not of the same ones."""
+    """Return how many pilot units there are; raise if the records are not of the same samples."""
     records: Sequence[Any] = [record for record, _ in found.values()]
     first = records[0]
     if any(not np.array_equal(first.ids, record.ids) for record in records):
@@ -203,9 +213,14 @@ def _pilot(found: Mapping[str, Candidate], split: int | float) -> int:
             "`split` needs records of the same samples, with the same ids in the same order: a"
             " pilot sample of one must not calibrate another. Use correction='bonferroni'."
         )
-    if any(record.groups is not None for record in records):
-        raise ValueError("`split` does not go with groups; use correction='bonferroni'.")
-    size: Any = round(split * first.n) if isinstance(split, float) and 0 < split < 1 else split
-    if not 0 < checks.count("split", size) < first.n:
-        raise ValueError(f"`split` must leave samples to calibrate on: below {first.n:,}.")
+    same = (lambda a, b: a is b is None) if first.groups is None else np.array_equal
+    if not all(same(first.groups, record.groups) for record in records):
+        raise ValueError("`split` needs records whose samples are in the same groups.")
+    size: Any = split
+    if isinstance(split, float) and 0 < split < 1:
+        size = round(split * first.n_units)
+    if not 0 < checks.count("split", size) < first.n_units:
+        raise ValueError(
+            f"`split` must leave {first.unit} to calibrate on: below {first.n_units:,}."
+        )
     return int(size)

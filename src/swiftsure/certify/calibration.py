@@ -63,6 +63,23 @@ class Ask:
         if self.budget is not None:
             checks.count("budget", self.budget, 0)
 
+    def shared(self) -> "Callable[[], Ask]":
+        """Return a function that gives each of several calibrations what is left of the budget.
+
+        Stopping early is valid, whatever decided it.
+        """
+        asked = 0
+
+        def labels(ids: NDArray[Any]) -> Any:
+            nonlocal asked
+            asked += len(ids)
+            return self.labeller(ids)  # type: ignore[misc]
+
+        budget = self.budget
+        if self.labeller is None or budget is None:
+            return lambda: self
+        return lambda: Ask(labels, budget - asked)
+
 
 Missing = Literal["raise", "worst", "stop"] | Ask
 """What to do where a needed label is missing."""

@@ -128,7 +128,8 @@ class Selection(_Frozen):
     cost: Name
     """The cost by which it was chosen."""
     n_pilot: Count | None = None
-    """Number of pilot samples that chose it, which calibrated nothing."""
+    """Number of pilot samples, or groups, that chose it, which calibrated nothing."""
+    unit: Literal["samples", "groups"] = "samples"
 
     def __str__(self) -> str:
         """Return how it was chosen, as a clause."""

@@ -444,7 +444,10 @@ class Control:
         if pool is not None and not promises_probability:
             raise ValueError(f"`pool` is for ucb and ltt, not for {self.name}.")
         if pool is not None and curve.units.max_weight is not None:
-            raise ValueError("`pool` does not go with weights: the promise is about the pool.")
+            raise ValueError(
+                "`pool` needs samples without weights: there is no test here of a weighted mean"
+                " without replacement."
+            )
         prepared = self.prepare(curve)
         bound = None
         if self.uses_bound:

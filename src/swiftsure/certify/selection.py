@@ -219,8 +219,8 @@ def _refuse_missing_theorems(request: Calibration, record: Any) -> None:
     if record.sampling.population is not None:
         if isinstance(request.path, PilotPath):
             raise ValueError(
-                "`Path.learn` does not go with samples `drawn_from` a finite population: those that"
-                " are not in the pilot are draws of what the pilot left of it. Set the pilot aside"
+                "`Path.learn` cannot set a pilot aside from samples `drawn_from` a finite"
+                " population: the others are draws of what the pilot left of it. Set it aside"
                 " with `record.split`, learn a path on it with `Path.pareto`, and declare the rest"
                 " `drawn_from` the population less the pilot: the promise is then about these."
             )

@@ -194,17 +194,10 @@ def sliced_policies(
             " `record.split`, and give the path that `Path.pareto` learns on it to all slices."
         )
     alone, parts = slice_by_slice(request, record)
-    asking, asked, policies = request.missing, 0, {}
-
-    def labels(ids: Any) -> Any:
-        nonlocal asked
-        asked += len(ids)
-        return asking.labeller(ids)  # type: ignore[union-attr, misc]
-
+    missing, policies = request.missing, {}
+    left = missing.shared() if isinstance(missing, Ask) else lambda: missing
     for name, part in parts.items():
-        if isinstance(asking, Ask) and asking.labeller is not None and asking.budget is not None:
-            # One budget for all slices. Stopping early is valid, whatever decided it.
-            alone = replace(alone, missing=Ask(labels, asking.budget - asked))
+        alone = replace(alone, missing=left())
         policies[name] = about_slice(alone.run(part, metadata=metadata), name, part.n, request)
     return SlicedPolicy(policies=policies, delta=request.delta)
 

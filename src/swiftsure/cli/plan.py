@@ -106,14 +106,14 @@ def plan(
 
     loaded = ss.load_record(record)
     if labels is not None:
-        _refuse(context, "--saving --output --target --power", "does not go with --labels")
+        _refuse(context, "--saving --output --target --power", "is for a plan without --labels")
         _plan_pool(loaded, labels, asked(loss="zero_one"), seed, json)
     elif saving is None:
         _refuse(context, "--output", "needs --saving")
         _plan_sizes(loaded, asked(), target, power, seed, json)
     else:
-        _refuse(context, "--target --epsilon --power --seed", "does not go with --saving")
-        _refuse(context, "--promise --request", "does not go with --saving, which finds ε")
+        _refuse(context, "--target --epsilon --power --seed", "is for a plan without --saving")
+        _refuse(context, "--promise --request", "states ε, which --saving finds")
         # A request needs some level; the one that is found takes its place.
         _plan_budget(record, loaded, saving, asked(epsilon=0.5), output, json)
 

@@ -124,21 +124,23 @@ def serve(
     is raised and the full model answers all requests, also after a restart,
     until --resume or a new policy.
 
-    A TOML file describes a cascade of language models: it is served as a
-    proxy that answers as OpenAI's API does. Its audits and limits are in the
-    file; of the options, only --host, --port, --resume, --telemetry and
-    --json apply.
+    A TOML file describes a cascade of language models, or one that may stop
+    thinking early: it is served as a proxy that answers as OpenAI's API does.
+    Its audits and limits are in the file; of the options, only --host, --port,
+    --resume, --telemetry and --json apply.
 
     [bold]Example[/bold]
 
         swiftsure serve model/ --audit 0.05
         swiftsure serve cascade.toml
+        swiftsure serve thinking.toml
     """
     from swiftsure.certify.slices import load_policy
     from swiftsure.serve.alarms import alarm_hook
-    from swiftsure.serve.app import Limits, create_app
+    from swiftsure.serve.app import create_app
     from swiftsure.serve.engine import EngineOptions
     from swiftsure.serve.lifecycle import listen, log_to_stderr, run
+    from swiftsure.serve.limits import Limits
     from swiftsure.serve.loading import load_engines
     from swiftsure.serve.policy_manager import PolicyManager, PolicyStore
     from swiftsure.serve.telemetry import instrument

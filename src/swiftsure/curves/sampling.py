@@ -152,7 +152,7 @@ class Sampled:
         return len(self.ids)  # type: ignore[attr-defined]
 
     @property
-    def unit(self) -> str:
+    def unit(self) -> Literal["samples", "groups"]:
         """What was drawn independently: "samples", or "groups" of them."""
         return "samples" if self.groups is None else "groups"
 

@@ -50,13 +50,9 @@ def collect(
     providers, threads
         As for `EarlyExit.load`.
     run : RunOptions
-        Shards and progress; the engine must be "local".
+        As for `swiftsure.torch.collect`. Workers of Ray load the folder themselves, from a path
+        that they share.
     """
-    if run.engine != "local":
-        raise ValueError(
-            f"`engine` must be 'local' for an exported model, but got {run.engine!r}: its"
-            " sessions stay in this process. Collect the PyTorch model with engine='ray'."
-        )
     stages = folder
     if not isinstance(stages, Stages):
         stages = Stages.load(stages, providers=providers, threads=threads)

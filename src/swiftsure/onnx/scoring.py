@@ -12,7 +12,12 @@ from swiftsure.onnx.stages import Answer
 from swiftsure.scores import IMAGE_SCORES, SCORES, LearnedScore, probabilities
 from swiftsure.scores import warn_of_probabilities as warn_of_rows
 from swiftsure.scores.features import DEFAULT_FEATURES
-from swiftsure.scores.kernels import learned_confidences
+from swiftsure.scores.kernels import (
+    CLASS_SCORES,
+    MOST_LOGITS,
+    class_confidences,
+    learned_confidences,
+)
 
 __all__ = [
     "MODEL_SCORE",
@@ -71,6 +76,10 @@ def confidence(
             f"`score` {name!r} needs outputs of shape {form}, but got"
             f" {', '.join(str(array.shape) for array in answer.arrays)}."
         )
+    if name in CLASS_SCORES and 0 < logits.size <= MOST_LOGITS and logits.shape[1] > 1:
+        rows = np.ascontiguousarray(logits, np.float64)
+        few: NDArray[np.float32] = class_confidences(rows, temperature, CLASS_SCORES[name])
+        return few
     broken = _bad_logits(logits)
     if broken.any():
         scores = np.full(len(logits), np.nan, np.float32)

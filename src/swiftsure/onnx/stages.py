@@ -53,7 +53,7 @@ class Stages:
     """
 
     def __init__(self, manifest: Manifest, folder: Path, config: RuntimeConfig) -> None:
-        self.manifest = manifest
+        self.manifest, self._config = manifest, config
         self.n_exits = manifest.n_exits
         self.providers = provider_names(config.providers)
         self.folder = folder
@@ -81,6 +81,10 @@ class Stages:
         if threads is not None:
             config = config.model_copy(update={"threads": checks.count("threads", threads)})
         return cls(manifest, place, config)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let other processes load the same files, which are checked again."""
+        return _reloaded, (self.manifest, self.folder.resolve(), self._config)
 
     def begin(self, batch: Any) -> State:
         """Return the arrays of a batch; raises if it does not have the form of the export."""
@@ -143,6 +147,13 @@ class Stages:
             return [np.concatenate(arrays) for arrays in zip(*rows, strict=True)]
 
         return run_each if self._single else run
+
+
+def _reloaded(manifest: Manifest, folder: Path, config: RuntimeConfig) -> Stages:
+    """Return stages that another process had loaded."""
+    if read_manifest(folder) != manifest:
+        raise ValueError(f"{folder} holds another model than when it was loaded.")
+    return Stages(manifest, folder, config)
 
 
 def provider_names(names: Sequence[str]) -> list[str]:

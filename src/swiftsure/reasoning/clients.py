@@ -104,6 +104,12 @@ class ThinkingClient(ABC):
             return self.parse(text)
         return read_answer(text, self.answer_prompt, self.options)
 
+    def shown(self, answer: Any) -> str:
+        """Return an answer on the way as the model would have written it."""
+        if answer is None:
+            return ""
+        return f"{self.answer_prompt}{answer}{'}' if self.answer_prompt.endswith('{') else ''}"
+
     def read_probe(self, raw: Answer) -> Answer:
         """Return the answer of a probe, with the probabilities of the options if it has options.
 
@@ -280,11 +286,17 @@ class Reasoner(ThinkingClient):
 
     async def pieces(self, body: Mapping[str, Any]) -> AsyncIterator[Piece]:
         """Yield what the server sends of a stream; the last piece says why it ended."""
+        seen = 0
         try:
             async with self._raw.post(body) as response:
                 async for event in events_of(response.content, self._raw.redacted):
                     piece = self._piece(event)
                     if piece is not None:
+                        # Where the server counts, a piece may hold several tokens.
+                        total = (event.get("usage") or {}).get("completion_tokens")
+                        if isinstance(total, int):
+                            piece = piece._replace(tokens=max(0, total - seen))
+                        seen += piece.tokens
                         yield piece
                         if piece.finish is not None:
                             return

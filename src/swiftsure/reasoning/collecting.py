@@ -16,6 +16,7 @@ from swiftsure.cascade.answers import Answer
 from swiftsure.cascade.collecting import CollectionError, ask_all, input_keys, model_key
 from swiftsure.cascade.endpoints import Endpoint
 from swiftsure.cascade.models import Model, identity_digest, model_of
+from swiftsure.cascade.request_kinds import REQUESTS, features_of_inputs
 from swiftsure.cascade.retrying import Backoff, described
 from swiftsure.cascade.running import run_coroutine
 from swiftsure.reasoning.clients import Piece, Question, ThinkingClient, client_of
@@ -121,7 +122,10 @@ async def _traces(
                         due = due_every(checkpoints)
                         await backoff.call(partial(kept.think, client, questions[row], due, seed))
                         advance()
-                    except Exception as error:
+                    except BaseException as error:
+                        kept.keep()
+                        if not isinstance(error, Exception):
+                            raise
                         errors.append(error)
             return kept.written
 
@@ -150,7 +154,8 @@ async def _traces(
             f"{_resumes(folder, 'reads it again and pays for nothing')}",
             len(unread),
         )
-    return TraceRecord(record, client.fingerprint, {"model": client.name, "distance": checkpoints})
+    settings = {"model": client.name, REQUESTS: features_of_inputs(questions)}
+    return TraceRecord(record, client.fingerprint, settings)
 
 
 class _Kept:
@@ -190,6 +195,11 @@ class _Kept:
         self.log.append([(self._key(), Answer(part, cost={"tokens": spent}), 0.0)])
         self.stored = len(written.text)
         self.parts += 1
+
+    def keep(self) -> None:
+        """Keep what was written since the last time, before it is given up."""
+        if len(self.written.text) > self.stored:
+            self.store([])
 
     async def think(self, client: ThinkingClient, question: Question, due: Any, seed: int) -> None:
         """Think to the end, from where it was left."""

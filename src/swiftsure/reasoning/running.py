@@ -166,7 +166,7 @@ class Thinker:
         self.checkpoints: list[int] = [] if policy is None else policy.settings["checkpoints"]
         self.usual = None
         if policy is not None:
-            self.usual = policy.certificate.costs.means.get("tokens", (0.0, None))[1]
+            self.usual = policy.certificate.costs.means.get("tokens", (None,))[0]
         can_stop = np.flatnonzero(np.isfinite(self.stops.levels) | bool(self.stops.hopeless))
         # After the last checkpoint that can stop it, asking would be in vain.
         self._due = due_every(self.checkpoints[: can_stop[-1] + 1] if len(can_stop) else [])
@@ -253,7 +253,7 @@ class Thinker:
             Thought(
                 said,
                 exit_index,
-                "" if said is None else str(said),
+                self.client.shown(said),
                 written.thought,
                 tokens=written.tokens,
                 probe_tokens=_spent(written),
@@ -271,7 +271,7 @@ class Thinker:
             said, text = self.client.read(written.said), written.said.strip()
         else:
             said = self.client.read_probe(written.last).answer
-            text = str(written.last.answer).strip()
+            text = self.client.shown(said)
         return self._counted(
             Thought(
                 said,

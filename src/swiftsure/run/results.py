@@ -48,7 +48,7 @@ class ExitOutputBase(ABC):
         Exit of each sample, 0-based.
     confidences : (n, n_exits - 1)
         Confidences that the decisions used; NaN if an exit was not reached or its head not needed.
-        None from a stream, and from captured calls of several samples.
+        None from a stream.
     audit : Audit, optional
         The full model's answers to some of the samples, if the runtime audits.
     """

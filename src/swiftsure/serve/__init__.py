@@ -9,7 +9,7 @@ except ImportError:
         "swiftsure.serve needs a web server: pip install 'swiftsure[serve]'."
     ) from None
 
-from swiftsure.serve.app import Limits, create_app
+from swiftsure.serve.app import create_app
 from swiftsure.serve.audit_log import AuditLog, audit_monitor
 from swiftsure.serve.batching import Batcher
 from swiftsure.serve.drill import DrillResult, drill
@@ -26,6 +26,7 @@ from swiftsure.serve.engine import (
     StreamEngine,
 )
 from swiftsure.serve.lifecycle import start
+from swiftsure.serve.limits import Limits
 from swiftsure.serve.loading import engine_of, load_engine
 from swiftsure.serve.policy_manager import PolicyManager, PolicyStore
 from swiftsure.serve.queueing import BusyError

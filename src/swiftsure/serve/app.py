@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from starlette.applications import Starlette
@@ -14,13 +13,13 @@ from starlette.concurrency import run_in_threadpool
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from swiftsure._lib import checks
 from swiftsure.monitor import request_ids
 from swiftsure.monitor.ids import check_request_id
 from swiftsure.serve.batching import Batcher
 from swiftsure.serve.completions import Completions
 from swiftsure.serve.engine import Engine, Inputs, InvalidRequestError, Part
 from swiftsure.serve.http import SLICE, RefusedError, content_type, off_loop, read_body
+from swiftsure.serve.limits import Limits
 from swiftsure.serve.live import LiveStatus
 from swiftsure.serve.metrics import Metrics
 from swiftsure.serve.openapi import openapi
@@ -30,39 +29,9 @@ from swiftsure.serve.request_body import ARROW, JSON, NPY, Parsed, check_count, 
 from swiftsure.serve.service import Answering, Service
 from swiftsure.serve.workers import WorkerEngine
 
-__all__ = ["Limits", "create_app"]
+__all__ = ["create_app"]
 
 log = logging.getLogger("swiftsure.serve")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a server accepts.
-
-    Attributes
-    ----------
-    max_batch, max_wait_ms, max_queue, max_audits
-        As for `Batcher`.
-    timeout : float
-        Seconds that a body may take to arrive (else 408), and an answer to be ready (else 504).
-    max_body : int
-        Largest body, in bytes.
-    """
-
-    max_batch: int = 16
-    max_wait_ms: float = 0.0
-    max_queue: int = 256
-    max_audits: int = 256
-    timeout: float = 30.0
-    max_body: int = 8 << 20
-
-    def __post_init__(self) -> None:
-        """Refuse impossible limits before the server starts."""
-        for name in ("max_batch", "max_queue", "max_audits", "max_body"):
-            checks.count(name, getattr(self, name))
-        checks.between("timeout", self.timeout, 0.0, float("inf"))
-        if not 0 <= self.max_wait_ms <= 60_000:
-            raise ValueError(f"`max_wait_ms` must be in [0, 60000], but got {self.max_wait_ms:g}.")
 
 
 class _Asked(NamedTuple):
@@ -166,11 +135,8 @@ class ModelService(Service):
 
         self.batcher = Batcher(
             self.engines,
-            max_batch=limits.max_batch,
-            max_wait_ms=limits.max_wait_ms,
-            max_queue=limits.max_queue,
+            limits,
             audit_rate=self.audit_rate,
-            max_audits=limits.max_audits,
             on_audit=self.manager.audit,
             on_idle=self._tick,
             mode=self.manager.mode,

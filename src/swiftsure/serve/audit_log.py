@@ -149,6 +149,7 @@ class AuditLog:
         self._logged: str | None = None
         self._fallback: dict[str, Any] | None = None  # the content of its file
         self._log: BinaryIO | None = None
+        self._closed = False
         self._watch = None if monitor is None else Watch(monitor, patience=self._patience)
         self._holds = False  # whether this process folds; else `_watch` is what another one saved
         self._saved = 0  # lines of the logs in the saved state
@@ -311,6 +312,7 @@ class AuditLog:
         self._locks.close()
         self._holds = False
         with self._lock:
+            self._closed = True
             self._close_log()
 
     def _append(self, content: dict[str, Any], audit: str | None = None) -> None:
@@ -332,6 +334,8 @@ class AuditLog:
         except OSError:
             self._close_log()  # opened again for the next audit
             raise
+        if self._closed:  # while this audit was made
+            self._close_log()
 
     def _close_log(self) -> None:
         if self._log is not None:

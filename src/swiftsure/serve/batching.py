@@ -9,10 +9,10 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from swiftsure._lib import checks
 from swiftsure.certify.slices import SlicedPolicy
 from swiftsure.serve.audits import Audited, AuditQueue, Mode
 from swiftsure.serve.engine import Answer, AnyPolicy, Engine, joins
+from swiftsure.serve.limits import Limits
 from swiftsure.serve.queueing import (
     MOST_DEATHS,
     BusyError,
@@ -40,14 +40,10 @@ class Batcher:
     ----------
     engine : Engine or several
         Each has `engine.lanes` lanes.
-    max_batch : int
-    max_wait_ms : float
-    max_queue : int
-        How many requests may wait; more are refused with `BusyError`.
+    limits : Limits, optional
+        Of batches, of the queue and of audits that wait.
     audit_rate : float
         Probability that a request is audited.
-    max_audits : int
-        How many audits may wait; more are dropped.
     on_audit : callable, optional
         Called with each audited request and the engine of the lane, in an idle moment.
     on_idle : callable, optional
@@ -71,12 +67,9 @@ class Batcher:
     def __init__(
         self,
         engine: Engine | Sequence[Engine],
+        limits: Limits | None = None,
         *,
-        max_batch: int = 16,
-        max_wait_ms: float = 0.0,
-        max_queue: int = 256,
         audit_rate: float = 0.0,
-        max_audits: int = 256,
         on_audit: Callable[[Audited, Engine], None] | None = None,
         on_idle: "Callable[[Batcher], None] | None" = None,
         mode: Mode | None = None,
@@ -84,11 +77,9 @@ class Batcher:
         seed: int | None = None,
     ) -> None:
         self.engines: list[Engine] = list(engine) if isinstance(engine, Sequence) else [engine]
-        self.max_batch = checks.count("max_batch", max_batch)
-        self.max_wait = max_wait_ms / 1000
-        self.max_queue = checks.count("max_queue", max_queue)
+        self.limits = Limits() if limits is None else limits
         self.mode = Mode(self.engines[0].policy) if mode is None else mode
-        self.audits = AuditQueue(audit_rate, max_audits, seed)
+        self.audits = AuditQueue(audit_rate, self.limits.max_audits, seed)
         self._on_audit, self._on_idle = on_audit, on_idle
         self.deliver = _set_futures if deliver is None else deliver
         self._requests: deque[Request] = deque()
@@ -135,7 +126,7 @@ class Batcher:
         mode = self.mode
         covers = self.engines[0].inputs.covers
         with self._changed:
-            if self._closing or len(self._requests) + len(submissions) > self.max_queue:
+            if self._closing or len(self._requests) + len(submissions) > self.limits.max_queue:
                 raise BusyError("shutting down" if self._closing else "too many requests wait")
             now = time.monotonic()
             for each in submissions:
@@ -231,17 +222,18 @@ class Batcher:
 
     def _next_batch(self) -> list[Request] | None:
         """Return the next batch, [] if there is an audit or nothing to do, None at the end."""
+        limits = self.limits
         with self._changed:
             if not self._requests and not self.audits.ready:
                 if self._closing and not self._running and self.audits.empty:
                     return None
                 self._changed.wait(0.2)
             while self._requests and not self._closing:
-                left = self._requests[0].since + self.max_wait - time.monotonic()
-                if left <= 0 or len(self._requests) >= self.max_batch:
+                left = self._requests[0].since + limits.max_wait_ms / 1000 - time.monotonic()
+                if left <= 0 or len(self._requests) >= limits.max_batch:
                     break
                 self._changed.wait(left)
-            n = min(self.max_batch, len(self._requests))
+            n = min(limits.max_batch, len(self._requests))
             if n and self._requests[0].deaths:
                 n = 1  # it may be what ended a worker
             batch = [self._requests.popleft() for _ in range(n)]

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 from swiftsure._lib import checks
-from swiftsure.serve.app import Limits, create_app
+from swiftsure.serve.app import create_app
 from swiftsure.serve.engine import Engine
+from swiftsure.serve.limits import Limits
 from swiftsure.serve.policy_manager import PolicyManager
 
 __all__ = ["ray_application"]

@@ -121,14 +121,20 @@ class StreamLane:
         parts: list[Outcome] = []
         for key, each in found:
             if not isinstance(each, Part):
+                self._deliver(parts)  # whoever gets the answer must have all parts of it
                 self._finish(self._rows.pop(key), each)
                 continue
             row = self._rows[key]
             if row.request is not None and row.request.submission.parts is not None:
                 row.streamed = True
                 parts.append((row.request.submission.parts, each))
+        self._deliver(parts)
+
+    def _deliver(self, parts: list[Outcome]) -> None:
+        """Hand parts over, and forget them."""
         if parts:
-            self._batcher.deliver(parts)
+            self._batcher.deliver([*parts])
+            parts.clear()
 
     def _finish(self, row: _Row, found: Answer | Exception) -> None:
         """Deliver an answer, or compare it with the one that is audited."""

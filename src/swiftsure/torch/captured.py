@@ -17,6 +17,7 @@ from torch.nn.modules.module import (
 from swiftsure.run.graphs.recorder import CaptureBudget, CaptureLimits
 from swiftsure.torch.captured_calls import CapturedCalls
 from swiftsure.torch.captured_lane import CapturedLane
+from swiftsure.torch.replaying import ReplayedModel
 from swiftsure.torch.results import ExitOutput
 from swiftsure.torch.segments import Signature, signature_of
 
@@ -82,6 +83,8 @@ class Captures:
 
     def call(self, batch: Any) -> ExitOutput:
         """Run a batch by itself."""
+        model = self._fast.model
+        batch = model.settled(batch) if isinstance(model, ReplayedModel) else batch
         key = signature_of(batch)
         with self._lock:
             found = self._calls.get(key)

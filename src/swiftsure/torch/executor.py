@@ -1,8 +1,9 @@
 """`TorchExecutor`: runs the stages of a PyTorch model for the loop and for streams."""
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch.utils import _pytree as pytree
 from swiftsure.run.stages import Assembly, Exited, StageExecutor
 from swiftsure.torch.results import ExitOutput, StreamResult, assembled, owned
 from swiftsure.torch.scoring import confidence
+from swiftsure.torch.segments import SegmentPlan, signature_of
 from swiftsure.torch.staged import (
     batch_size,
     device_of,
@@ -25,7 +27,7 @@ from swiftsure.torch.staged import (
 if TYPE_CHECKING:
     from swiftsure.torch.runtime import EarlyExit
 
-__all__ = ["TorchExecutor"]
+__all__ = ["SegmentExecutor", "TorchExecutor"]
 
 Rows = NDArray[np.int64]
 
@@ -123,6 +125,96 @@ class TorchExecutor(StageExecutor):
         decided = None if scores is None else on_device(scores, device)
         ids = on_device(exited.ids, device)
         return StreamResult(ids, exited.values, exited.exit, decided, on_invalid)
+
+
+class _Segmented(NamedTuple):
+    """The state of samples between segments, and what the last one returned."""
+
+    plan: SegmentPlan
+    tensors: list[Tensor]
+    found: Any = None
+
+
+class SegmentExecutor(TorchExecutor):
+    """Runs the stages between two exits that can be taken, with head and score, as one function.
+
+    For networks whose stages stop in the middle of a forward: each function is compiled from the
+    operations that it calls.
+    """
+
+    def __init__(self, fast: "EarlyExit", stages: Sequence[Callable[[Any], Any]]) -> None:
+        super().__init__(fast, stages)
+        self._plain = TorchExecutor(fast, stages)
+        self._lock = threading.RLock()
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop what was compiled, as it holds weights that may have been replaced."""
+        self._plans: dict[Any, SegmentPlan] = {}
+
+    def begin(self, batch: Any) -> tuple[int, Any]:
+        """Return the number of samples in a batch, and their tensors."""
+        n = batch_size(batch)
+        return (n, self._begun(batch, full=False)) if n else (0, None)
+
+    def advance(self, exit_index: int, state: _Segmented) -> _Segmented:
+        """Run a segment if it ends at this exit."""
+        plan = state.plan
+        if exit_index not in plan.exits:
+            return state
+        found = plan.steps[plan.exits.index(exit_index)](state.tensors)
+        return _Segmented(plan, found.state, found)
+
+    def answer(
+        self,
+        exit_index: int,  # noqa: ARG002
+        state: _Segmented,
+        n: int,  # noqa: ARG002
+    ) -> tuple[Any, NDArray[np.float32] | None]:
+        """Return an exit's outputs for n samples, and their confidences except at the last."""
+        scores = state.found.scores
+        values = state.plan.output(state.found.values)
+        return values, None if scores is None else scores.cpu().numpy()
+
+    def select(self, state: _Segmented, rows: Rows) -> _Segmented:
+        """Return the state of some of the samples."""
+        index = on_device(rows, state.tensors[0].device)
+        return _Segmented(state.plan, [each.index_select(0, index) for each in state.tensors])
+
+    def nothing(self, batch: Any) -> Any:
+        """Return the outputs of a batch without samples."""
+        return self._plain.full(batch)
+
+    def full(self, batch: Any) -> Any:
+        """Return the outputs of the full model."""
+        state = self._begun(batch, full=True)
+        return state.plan.output(state.plan.steps[0](state.tensors).values)
+
+    def form(self, state: _Segmented) -> Any:
+        """Return what the states of samples must have in common to run in one batch."""
+        return id(state.plan)
+
+    def joined(self, states: Sequence[_Segmented]) -> _Segmented:
+        """Return several states of one form as one."""
+        parts = zip(*(state.tensors for state in states), strict=True)
+        return _Segmented(states[0].plan, [torch.cat(each) for each in parts])
+
+    def context(self, state: Any) -> AbstractContextManager[None]:
+        """Return the context in which stages run."""
+        return super().context(state.tensors if isinstance(state, _Segmented) else state)
+
+    def _begun(self, batch: Any, *, full: bool) -> _Segmented:
+        model: Any = self._model
+        batch = model.settled(batch)
+        key = (full, signature_of(batch))
+        plan = self._plans.get(key)
+        if plan is None:
+            with self._lock:
+                plan = self._plans.get(key)
+                if plan is None:
+                    plan = SegmentPlan(self._fast, batch, full=full, compiled=True)
+                    self._plans[key] = plan
+        return _Segmented(plan, plan.batch_tensors(batch))
 
 
 def on_device(array: NDArray[Any], device: torch.device) -> Tensor:

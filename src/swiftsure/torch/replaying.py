@@ -55,6 +55,9 @@ __all__ = ["FeatureHead", "Features", "ReplayedModel", "Replayer", "TailHead", "
 MASK = "mask"
 OUTPUT = "output"
 REST = "rest"
+ATTENTION_MASK = "attention_mask"
+FULL_MASK = "full_attention_mask"
+"""Name of the attention mask of a batch in which nothing is padded, which heads alone get."""
 
 
 # -------------------------------------------------------------------------------------- the model
@@ -105,6 +108,18 @@ class ReplayedModel(Staged):
     def begin(self, batch: Any) -> Any:
         """Return the network's inputs, without labels."""
         return without_labels(batch)
+
+    def settled(self, batch: Any) -> Any:
+        """Return a batch whose form says whether anything is padded; reads the attention mask.
+
+        Networks of transformers then attend without a mask where they need none. Heads get the
+        mask in any case.
+        """
+        mask = _mask_of(batch)
+        if mask is None or not hasattr(self.network, "config") or not bool(mask.all()):
+            return batch
+        rest = {name: value for name, value in batch.items() if name != ATTENTION_MASK}
+        return rest | {FULL_MASK: mask}
 
     def advance(self, exit_index: int, state: Any) -> Any:
         """Run the network from one cut to the next."""
@@ -262,12 +277,14 @@ class Replayer:
         if number == 0:
             saved: dict[Any, Any] = {}
             rest: dict[Key, Template] = {}
+            n, mask = batch_size(state), _mask_of(state)
+            if isinstance(state, Mapping) and FULL_MASK in state:
+                mask = state[FULL_MASK]
+                state = {name: value for name, value in state.items() if name != FULL_MASK}
             inputs = as_arguments(state)
-            n = batch_size(state)
             found = run.start(self.shadow, *inputs)
             run.captured[arguments_of(ROOT)] = inputs
-            mask = state.get("attention_mask") if isinstance(state, Mapping) else None
-            if isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape[0] == n:
+            if mask is not None and mask.shape[0] == n:
                 saved[MASK] = mask
         else:
             saved, rest = dict(state), state[REST].templates
@@ -434,6 +451,12 @@ def _either(one: dict[Key, list[bool]], other: dict[Key, list[bool]]) -> dict[Ke
         known = joined.get(name, [False] * len(flags))
         joined[name] = [a or b for a, b in zip(known, flags, strict=True)]
     return joined
+
+
+def _mask_of(batch: Any) -> Tensor | None:
+    """Return the attention mask of a batch, (n, tokens); None without one."""
+    mask = batch.get(ATTENTION_MASK) if isinstance(batch, Mapping) else None
+    return mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
 
 
 def _rows_of_batch(batch: Any, index: Tensor, n: int) -> Any:

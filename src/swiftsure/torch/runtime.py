@@ -27,7 +27,7 @@ from swiftsure.run.stages import ExitLoop
 from swiftsure.scores import LearnedScore
 from swiftsure.torch.audit import Auditor
 from swiftsure.torch.captured import Captures
-from swiftsure.torch.executor import TorchExecutor
+from swiftsure.torch.executor import SegmentExecutor, TorchExecutor
 from swiftsure.torch.fingerprinting import fingerprint
 from swiftsure.torch.marking import run_marking
 from swiftsure.torch.modes import model_device, refuse_training
@@ -120,12 +120,6 @@ class EarlyExit(nn.Module):
         binding = PolicyBinding(policy, "exits of a network", "swiftsure.torch.collect")
         refuse_unstaged(model)
         refuse_training(model)
-        if compile and isinstance(model, ReplayedModel):
-            raise ValueError(
-                "`compile` must be False for a network that `attach_heads` could not trace, since"
-                " its stages stop in the middle of its forward: compile its blocks before attaching"
-                " heads, with `block.compile()` for each."
-            )
         self.model = model
         self.policy = policy
         self.auditor = Auditor.of(audit, monitor, policy)
@@ -140,9 +134,10 @@ class EarlyExit(nn.Module):
         self._warned = self._looked = False
         # Cached: walking the modules of a deep model takes as long as some of its layers.
         self._submodules = list(model.modules()) if isinstance(model, nn.Module) else []
-        make = _compiled_stage if compile else partial
+        segmented = compile and isinstance(model, ReplayedModel)
+        make = _compiled_stage if compile and not segmented else partial
         stages = [make(model.advance, k) for k in range(model.n_exits)]
-        self.executor = TorchExecutor(self, stages)
+        self.executor = (SegmentExecutor if segmented else TorchExecutor)(self, stages)
         rule: Any = {"strict": policy.strict, "min_exit": policy.min_exit}
         self.loop = ExitLoop(self.executor, thresholds, **rule)
         self._settings: dict[str, Any] = {"compile": compile, "capture": capture}
@@ -349,6 +344,8 @@ class EarlyExit(nn.Module):
         if self._weights.changed():
             self._binding.check_model(self._fingerprint)
             self._weights = _Weights(self.model)
+            if isinstance(self.executor, SegmentExecutor):
+                self.executor.forget()
 
     def _warn_of_autocast(self, device: torch.device) -> None:
         """Warn once if an outer autocast asks for a dtype other than the policy's."""

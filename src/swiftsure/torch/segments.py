@@ -15,8 +15,11 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from swiftsure.run.graphs.recorder import Recorder
+from swiftsure.torch.attention import masks_by_form
+from swiftsure.torch.replaying import ReplayedModel
 from swiftsure.torch.scoring import confidence
 from swiftsure.torch.staged import batch_size, exit_output, plain_output, shapes_of
+from swiftsure.torch.traced import CompiledStep
 
 if TYPE_CHECKING:
     from swiftsure.torch.runtime import EarlyExit
@@ -65,7 +68,7 @@ class _Form:
     kept: list[int]
 
     def build(self, tensors: Sequence[Tensor]) -> Any:
-        n, filled = len(tensors[0]), list(self.leaves)
+        n, filled = tensors[0].shape[0], list(self.leaves)
         for index, leaf in enumerate(filled):
             if isinstance(leaf, Tensor):  # nobody reads it, but it may be handed on
                 filled[index] = leaf[:1].expand(n, *leaf.shape[1:])
@@ -74,7 +77,13 @@ class _Form:
         return pytree.tree_unflatten(filled, self.structure)
 
     def take(self, tree: Any) -> list[Tensor]:
-        leaves = pytree.tree_leaves(tree)
+        leaves, structure = pytree.tree_flatten(tree)
+        if structure != self.structure:
+            raise ValueError(
+                "`model` must give states of one structure to be captured or compiled, but the"
+                " structure of this one is not that of the first batch: its values must not decide"
+                " which tensors a state holds."
+            )
         return [leaves[index] for index in self.kept]
 
 
@@ -178,8 +187,9 @@ class SegmentPlan:
         score, exit_index = self.fast.score, self.exits[segment]
 
         def step(tensors: list[Tensor]) -> Step:
-            state = self._advance(segment, form.build(tensors))
-            output = self._answer(segment, state, len(tensors[0]))
+            with masks_by_form():
+                state = self._advance(segment, form.build(tensors))
+                output = self._answer(segment, state, tensors[0].shape[0])
             values = pytree.tree_leaves(plain_output(output))
             if after is None:
                 return Step([], values, None)
@@ -189,6 +199,8 @@ class SegmentPlan:
 
     def _compile(self, segment: int) -> Callable[[list[Tensor]], Step]:
         plain = self._step(segment)
+        if isinstance(self.fast.model, ReplayedModel):
+            return CompiledStep(plain, f"segment_{segment + 1}", dynamic=self._dynamic)
 
         def step(tensors: list[Tensor]) -> Step:
             return plain(tensors)
@@ -223,7 +235,7 @@ class SegmentPlan:
                 for index, leaf in enumerate(leaves)
                 if isinstance(leaf, Tensor)
             }
-            with _Reads(numbers) as watch:
+            with masks_by_form(), _Reads(numbers) as watch:
                 state = self._advance(segment, state)
                 output = self._answer(segment, state, n)
                 if segment < self.last:

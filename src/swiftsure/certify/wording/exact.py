@@ -123,7 +123,7 @@ def selection_words(selection: "Selection") -> str:
     """Return how a policy was chosen among several candidates, as a clause."""
     k = len(selection.candidates)
     if selection.method == "pilot":
-        how = f"on {selection.n_pilot:,} pilot samples that were not used to calibrate"
+        how = f"on {selection.n_pilot:,} pilot {selection.unit} that were not used to calibrate"
     else:
         how = f"each tested at δ / {k}, so that all their promises hold at once"
     return f"chosen for its {selection.cost} among {k} candidates, {how}"

@@ -142,10 +142,10 @@ def _more_failures(words: _Counted, level: float, only_worse: bool) -> str:
     return f"it gives at most {count} more {what} per {words.per} than the full model, on average"
 
 
-def plain_promises(certificate: "Certificate") -> str:
-    """Return all promises as one sentence, without its full stop."""
+def plain_promises(certificate: "Certificate", word: str = "inputs") -> str:
+    """Return all promises as one sentence, without its full stop; `word` is that for inputs."""
     samples = certificate.samples
-    inputs = "groups" if samples.average == "group" else "inputs"
+    inputs = "groups" if samples.average == "group" else word
     most = samples.max_weight or 1.0
     mixed = holds_twofold(certificate)
     clauses = []
@@ -163,10 +163,10 @@ def plain_promises(certificate: "Certificate") -> str:
         for name, limit in certificate.max_costs.items()
     ]
     text = ", and ".join(clauses)
-    return f"{text}, {_whose_inputs(certificate)}"
+    return f"{text}, {_whose_inputs(certificate, word)}"
 
 
-def _whose_inputs(certificate: "Certificate") -> str:
+def _whose_inputs(certificate: "Certificate", word: str) -> str:
     """Return which inputs a promise is about, as the end of a clause."""
     samples = certificate.samples
     n, slices = f"{samples.n:,}", samples.slices
@@ -182,7 +182,7 @@ def _whose_inputs(certificate: "Certificate") -> str:
         where = f" of {slice_names(slices)}" if one else f" in {_each_slice(slices)}"
     if samples.max_weight is not None:
         return (
-            f"for inputs{where} of the distribution that the weights describe (it was calibrated on"
+            f"for {word}{where} of the distribution that the weights describe (it was calibrated on"
             f" {n} {samples.unit} of another{so_far})"
         )
     if samples.average == "group":
@@ -195,7 +195,7 @@ def _whose_inputs(certificate: "Certificate") -> str:
             f"for inputs{where} in groups like the {n} it was calibrated on{so_far}, where every"
             " input counts the same"
         )
-    return f"for inputs{where} like the {n} it was calibrated on{so_far}"
+    return f"for {word}{where} like the {n} it was calibrated on{so_far}"
 
 
 def _each_slice(slices: Mapping[str, int]) -> str:

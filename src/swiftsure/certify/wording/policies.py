@@ -28,7 +28,8 @@ def headline(policy: "Policy") -> str:
     certificate = policy.certificate
     if policy.runs_full_model:
         return one_line(always_full(certificate))
-    promised = plain_promises(certificate)
+    asked = policy.settings.get("system") in STOPPING and certificate.samples.unit == "samples"
+    promised = plain_promises(certificate, "questions" if asked else "inputs")
     if certificate.guarantee == "none":
         promised = f"Nothing is promised: the aim was that {promised}"
     else:

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible proxy in front of a certified cascade of language models.
+"""An OpenAI-compatible proxy in front of certified cascades, and of models that think.
 
 | module | contents |
 |---|---|
@@ -6,6 +6,7 @@
 | `app` | `create_proxy`: the web application |
 | `requests` | which requests the policy covers |
 | `upstreams` | asks the models in turn |
+| `thinking` | lets one model think until its answer is safe |
 | `streams` | the last model's stream, passed on |
 | `audits` | asks the last model about a share of the requests, off the request path |
 """

@@ -52,6 +52,7 @@ from swiftsure.serve.proxy.health import UpstreamMetrics
 from swiftsure.serve.proxy.passing import PASSED, Passed, asked_model, passed_on
 from swiftsure.serve.proxy.requests import not_covered_reason
 from swiftsure.serve.proxy.streams import PassedOn, as_json, without_logprobs
+from swiftsure.serve.proxy.thinking import ThinkingUpstreams
 from swiftsure.serve.proxy.upstreams import Found, Upstreams, added, client_error
 from swiftsure.serve.service import Answering, Service
 
@@ -106,7 +107,7 @@ class ProxyService(Service):
     ) -> None:
         policy, audit = config.load_policy(), config.audit
         self.config = config
-        self.upstreams = Upstreams(config.cascade(), policy, config.timeouts(policy))
+        self.upstreams = _upstreams(config, policy)
         self.upstreams.keeps_answers = audit.labels
         for model in self.upstreams.endpoints:
             model.headers()  # a key that is missing must not wait for the first request
@@ -128,7 +129,7 @@ class ProxyService(Service):
         self.queue = AuditQueue(self.rate, audit.most)
         manager.pending = self.queue.pending
         self.bill = live.bill
-        self.names = self.upstreams.cascade.names
+        self.names = self.upstreams.names
         self.parameters = in_common([each.parameters for each in self.upstreams.endpoints])
         known = None if manager.policy is None else _calibrated_features(manager.policy)
         self._features: tuple[AnyPolicy | None, frozenset[str] | None] = (manager.policy, known)
@@ -418,7 +419,9 @@ class ProxyService(Service):
         if found.response is not None:
             usage = found.response.get("usage")
             large = self.upstreams.large
-            alone = usage_cost({"usage": usage}, large.per_million, large.unit) if usage else {}
+            alone = found.alone
+            if alone is None:
+                alone = usage_cost({"usage": usage}, large.per_million, large.unit) if usage else {}
             self.bill.answer(found.cost, alone)
             shown = found.response if asked.logprobs else without_logprobs(found.response)
             headers = self._headers(name, found, found.cost)
@@ -535,6 +538,13 @@ class ProxyService(Service):
             name for each in (self, *self.others) for name in (each.config.name, each.names[-1])
         )
         return {each: {"id": each, **more} for each in names}
+
+
+def _upstreams(config: ProxyConfig, policy: AnyPolicy | None) -> Upstreams:
+    """Return the models of a cascade, or the one that thinks."""
+    if config.thinking is None:
+        return Upstreams(config.cascade(), policy, config.timeouts(policy))
+    return ThinkingUpstreams(config.reasoner(), policy)
 
 
 def _calibrated_features(policy: AnyPolicy) -> frozenset[str] | None:

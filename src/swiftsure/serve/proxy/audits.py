@@ -75,7 +75,8 @@ class Audits:
         audited = Audited(request, None, served, self._manager.mode, slice_name)
         self.queue.pending.begin(ticket)
         # If the last model answered, the loss is 0.
-        ask = asked if found is not None and found.response is not None else None
+        early = found is not None and found.response is not None and not found.is_full
+        ask = asked if early else None
         task = asyncio.get_running_loop().create_task(self._audit(ticket, audited, ask))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

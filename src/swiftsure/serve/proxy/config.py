@@ -24,6 +24,8 @@ from swiftsure.cascade import (
 from swiftsure.cascade.endpoints import check_key
 from swiftsure.cascade.providers import Provider, ProviderEndpoint
 from swiftsure.certify.slices import any_part, load_policy
+from swiftsure.reasoning import Reasoner
+from swiftsure.reasoning.clients import BOXED
 from swiftsure.scores import LearnedScore
 from swiftsure.serve.engine import AnyPolicy
 
@@ -35,6 +37,7 @@ __all__ = [
     "ProxyConfig",
     "RouterConfig",
     "SliceConfig",
+    "ThinkingConfig",
     "UpstreamConfig",
 ]
 
@@ -172,6 +175,17 @@ class UpstreamConfig(_Table):
         return Endpoint(**_without(fields, "provider"), connections=connections)
 
 
+class ThinkingConfig(_Table):
+    """How a model thinks and is asked on the way; the fields are those of `Reasoner`."""
+
+    family: str | None = None
+    options: tuple[str, ...] = ()
+    answer_prompt: str = BOXED
+    answer_tokens: int = Field(default=24, ge=1)
+    max_tokens: int = Field(default=32_768, ge=1)
+    prefix_cache: bool = True
+
+
 class AuditConfig(_Table):
     """How answers are audited.
 
@@ -259,6 +273,8 @@ class ProxyConfig(_Table):
     ----------
     models : sequence of UpstreamConfig
         Cheapest first; the last is the one that the others are compared with.
+    thinking : ThinkingConfig, optional
+        For one model, which may stop thinking early.
     router : RouterConfig, optional
     name : str
         The model that clients ask for.
@@ -280,7 +296,8 @@ class ProxyConfig(_Table):
         still ask and audit the small models, so that the monitor shows whether they are as before.
     """
 
-    models: Annotated[tuple[UpstreamConfig, ...], Field(min_length=2)]
+    models: Annotated[tuple[UpstreamConfig, ...], Field(min_length=1)]
+    thinking: ThinkingConfig | None = None
     router: RouterConfig | None = None
     name: str = Field(default="cascade", min_length=1)
     score: str = "confidence"
@@ -301,6 +318,16 @@ class ProxyConfig(_Table):
                     f"models: {each.model} needs `confidence`, since Anthropic gives no"
                     " log-probabilities"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _has_models(self) -> "ProxyConfig":
+        n = len(self.models)
+        if self.thinking is None and n < 2:
+            raise ValueError("models must be at least 2, or one with a [thinking] table")
+        alone = n == 1 and self.router is None and self.models[0].confidence is None
+        if self.thinking is not None and not alone:
+            raise ValueError("thinking is for one model, without a router or a confidence")
         return self
 
     @classmethod
@@ -371,6 +398,16 @@ class ProxyConfig(_Table):
         taken = _calibrated_seconds(policy, len(given))
         own = [min(max(3 * seconds, SHORTEST), LONGEST) for seconds in taken]
         return [each or own[k] for k, each in enumerate(given[:-1])] + [given[-1] or LONGEST]
+
+    def reasoner(self) -> Reasoner:
+        """Return the model that thinks, to collect traces with and to run under a policy.
+
+        A policy from traces that were collected from it fits this proxy.
+        """
+        if self.thinking is None:
+            raise ValueError("`thinking` must be a table of the file, to say how the model thinks.")
+        endpoint = self.models[0].endpoint(self.limits.max_requests + self.audit.most)
+        return Reasoner(endpoint, timeout=self.limits.timeout, **dict(self.thinking))
 
     def cascade(self, *, learned: bool = True, routed: bool = True) -> Cascade:
         """Return the cascade, to collect a record with and to calibrate.

@@ -115,7 +115,7 @@ class UpstreamMetrics(Collector):
         failures = CounterMetricFamily(
             "swiftsure_upstream_failures", "Failed requests to a model.", labels=["model"]
         )
-        for each in self._health:
+        for each in dict.fromkeys(self._health):  # the checkpoints of a model share one
             failures.add_metric([each.name], each.failures)
         yield failures
 

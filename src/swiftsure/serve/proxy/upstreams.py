@@ -45,6 +45,10 @@ class Found:
         Of the models asked so far, by unit.
     reason : str
         Why this model answers.
+    is_full : bool
+        Whether that response is the full answer already, as a model gave that thought to its end.
+    alone : mapping, optional
+        What the full answer would have cost; by default as many tokens of the last model.
     """
 
     exit: int
@@ -53,6 +57,8 @@ class Found:
     answer: Answer | None = None
     confidence: float | None = None
     cost: Mapping[str, float] = field(default_factory=dict)
+    is_full: bool = False
+    alone: Mapping[str, float] | None = None
 
 
 class _Inquiry(dict[str, Any]):
@@ -137,6 +143,8 @@ class Upstreams:
 
     Attributes
     ----------
+    names : list of str
+        What clients are told of who answered, by exit.
     models : list of Model
         The router, if there is one, and endpoints with their wrappers; the last is an endpoint.
     endpoints : list of Endpoint
@@ -155,7 +163,7 @@ class Upstreams:
         self, cascade: Cascade, policy: AnyPolicy | None, seconds: Sequence[float] | None = None
     ) -> None:
         models = self.models = cascade.models
-        self.cascade = cascade
+        self.cascade, self.names = cascade, cascade.names
         self.endpoints = [endpoint_of(model) for model in models if not model.is_router]
         self.large = self.endpoints[-1]
         if self.large is not models[-1]:

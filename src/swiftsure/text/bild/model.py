@@ -151,6 +151,7 @@ class BigLittle:
             eos_token_id=eos_token_id,
             seed=seed,
             sequence_ids=sequence_ids,
+            counting=self._captured is not None,
         )
         if self._captured is None:
             runs = tuple(each.run(self.rule) for each in passages)
@@ -167,14 +168,18 @@ class BigLittle:
         eos_token_id: EndTokens = "model",
         seed: int = 0,
         sequence_ids: Sequence[int] | None = None,
+        counting: bool = False,
     ) -> list["Passage"]:
-        """Prepare the sequences that `generate` would generate; it has the same arguments."""
+        """Prepare the sequences that `generate` would generate; it has the same arguments.
+
+        With `counting`, the sequences only count what is read: a captured pair reads for them.
+        """
         given = {"max_new_tokens": max_new_tokens, "eos_token_id": eos_token_id}
         options = self._with_policy_options(given)
         rows = _rows(input_ids, attention_mask)
         ids = check_sequence_ids(sequence_ids, len(rows))
         return [
-            self.passage(row, seed=seed, sequence=each, **options)
+            self.passage(row, seed=seed, sequence=each, counting=counting, **options)
             for row, each in zip(rows, ids, strict=True)
         ]
 
@@ -198,6 +203,7 @@ class BigLittle:
         seed: int = 0,
         sequence: int = 0,
         remember: bool = False,
+        counting: bool = False,
     ) -> "Passage":
         """Prepare one sequence, (1, positions), to be generated under any rules; encoders run once.
 
@@ -209,7 +215,7 @@ class BigLittle:
         start = start_token(self.large)
         source = source.to(self.large.device)
         reader: type[ModelReader] = RememberingReader if remember else ModelReader
-        if self._captured is not None and not remember:
+        if counting:
             reader = CountingReader
         return Passage(
             source=source,

@@ -1,4 +1,4 @@
-"""Little programs whose digit a small reasoner works out line by line, and then checks.
+"""Little programs, and a small reasoner that works out their digit line by line and checks it.
 
     L1 = 3 L2 * 4 L3 + 9 <think> L1 = 3 3 L2 * 4 2 L3 + 9 1 <check> L1 = 3 3 ... </think> 1
 
@@ -8,9 +8,26 @@ result. The program is run twice; if the results differ, a third time, and the t
 
 import random
 from collections.abc import Iterator
-from typing import NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-__all__ = ["LONGEST", "WORDS", "Example", "example", "run", "tokenizer", "tokens_of"]
+if TYPE_CHECKING:
+    from swiftsure.reasoning import LocalReasoner
+
+__all__ = [
+    "LONGEST",
+    "WORDS",
+    "Example",
+    "example",
+    "run",
+    "small_reasoner",
+    "tokenizer",
+    "tokens_of",
+    "unique_examples",
+]
+
+FOLDER = Path(__file__).parent / "data" / "small_reasoner"
+"""Weights and tokenizer of the reasoner."""
 
 LONGEST = 40
 """Lines of the longest program; their number is log-uniform from 2."""
@@ -39,13 +56,13 @@ class Example(NamedTuple):
         return " ".join(self.program)
 
 
-def example(random: random.Random, longest: int = LONGEST, *, uniform: bool = False) -> Example:
+def example(source: random.Random, longest: int = LONGEST, *, uniform: bool = False) -> Example:
     """Return a program with its solution."""
-    lines = _length(random, longest, uniform=uniform)
-    program = [("=", random.randrange(10))]
+    lines = _length(source, longest, uniform=uniform)
+    program = [("=", source.randrange(10))]
     while len(program) < lines:
-        operation = random.choices(OPERATIONS, (1, 3, 3, 3))[0]
-        program.append((operation, random.randrange(10)))
+        operation = source.choices(OPERATIONS, (1, 3, 3, 3))[0]
+        program.append((operation, source.randrange(10)))
     words = [w for k, (op, d) in enumerate(program) for w in (f"L{k + 1}", op, str(d))]
     worked, answer = run(program)
     return Example(words, [THINK, *worked, CHECK, *worked], answer)
@@ -68,10 +85,10 @@ def _applied(operation: str, value: int, digit: int) -> int:
     return (value + digit if operation == "+" else value - digit) % 10
 
 
-def _length(random: random.Random, longest: int, *, uniform: bool) -> int:
+def _length(source: random.Random, longest: int, *, uniform: bool) -> int:
     if uniform:
-        return random.randint(2, longest)
-    return min(longest, int(2 * ((longest + 1) / 2) ** random.random()))
+        return source.randint(2, longest)
+    return min(longest, int(2 * ((longest + 1) / 2) ** source.random()))
 
 
 def tokens_of(words: list[str]) -> list[int]:
@@ -81,7 +98,7 @@ def tokens_of(words: list[str]) -> list[int]:
 
 def unique_examples(seed: int, n: int) -> Iterator[Example]:
     """Yield `n` different programs."""
-    source, seen = random.Random(seed), set()
+    source, seen = random.Random(seed), set[str]()
     while len(seen) < n:
         found = example(source)
         if found.question not in seen:
@@ -89,7 +106,7 @@ def unique_examples(seed: int, n: int) -> Iterator[Example]:
             yield found
 
 
-def tokenizer():
+def tokenizer() -> Any:
     """Return the tokenizer of `transformers`, one token per word, with its chat template."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
@@ -98,6 +115,34 @@ def tokenizer():
 
     words = Tokenizer(WordLevel(NUMBER, unk_token=PAD))
     words.pre_tokenizer = WhitespaceSplit()
-    found = PreTrainedTokenizerFast(tokenizer_object=words, eos_token=STOP, pad_token=PAD)
+    made: Any = PreTrainedTokenizerFast
+    found = made(tokenizer_object=words, eos_token=STOP, pad_token=PAD)
     found.chat_template = "{{ messages[-1]['content'] }} <think>"
     return found
+
+
+def small_reasoner(folder: Path = FOLDER) -> "LocalReasoner":
+    """Return the trained reasoner, a decoder of 0.45 M parameters.
+
+    Examples
+    --------
+    >>> problem = next(unique_examples(0, 1))
+    >>> from swiftsure.reasoning import Thinker
+    >>> Thinker(small_reasoner()).answer(problem.question).answer == problem.answer
+    True
+    """
+    from transformers import AutoTokenizer, LlamaForCausalLM
+
+    from swiftsure.reasoning import LocalReasoner, ThinkingFamily
+
+    model: Any = LlamaForCausalLM.from_pretrained(folder)
+    return LocalReasoner(
+        model.eval(),
+        AutoTokenizer.from_pretrained(folder),
+        family=ThinkingFamily("{content}", f" {THINK}", f" {END} "),
+        options="0123456789",
+        answer_prompt="",
+        answer_tokens=1,
+        max_tokens=500,
+        name="small reasoner",
+    )
