@@ -44,11 +44,12 @@ class ProviderEndpoint(Endpoint):
         "https://api.anthropic.com", or "https://NAME.openai.azure.com".
     model : str
         For Azure, the name of the deployment.
-    **others
-        As in `Endpoint`. Anthropic gives no log-probabilities, so `logprobs` is None there.
 
     Notes
     -----
+    Other parameters are those of `Endpoint`. Anthropic gives no log-probabilities, so `logprobs` is
+    None there.
+
     Redirects are not followed, and the client does not try again: the cascade does that. The size
     of answers is not limited.
 
