@@ -21,9 +21,10 @@ from swiftsure.serve import (
     load_engine,
     start,
 )
+from swiftsure.serve.engine import EngineOptions
 from swiftsure.serve.engines.text import TextEngine
 from swiftsure.serve.queueing import Submission
-from swiftsure.text import CalmModel
+from swiftsure.text import CalmModel, fast_blocks
 from tests.serve.builders import Client, at_once, lines, wait_until
 from tests.serve.texts import TOKENS, calm, pair, saved
 from tests.text.tokenizing import texts, tokenizer
@@ -296,3 +297,14 @@ def test_damaged_folders_are_refused(tmp_path):
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match="damaged"):
         load_engine(folder)
+
+
+def test_compiled_blocks_serve_the_same_tokens(tmp_path, monkeypatch):
+    monkeypatch.setattr(fast_blocks, "_compile", lambda _, **__: fast_blocks.run_block)
+    folder = saved(calm(), tmp_path / "calm")
+    prompt, options = texts(1)[0], {"max_new_tokens": TOKENS}
+    engine = TextEngine.load(folder, EngineOptions(capture=True, compile=True))
+    assert engine.system.decoder.fast is not None
+    assert text_of(engine.system, prompt, **options) == text_of(calm(), prompt, **options)
+    with pytest.raises(ValueError, match="`compile` needs `capture`"):
+        TextEngine.load(folder, EngineOptions(compile=True))

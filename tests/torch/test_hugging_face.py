@@ -22,7 +22,7 @@ from swiftsure.torch import (
     fingerprint,
     train_heads,
 )
-from tests.torch.builders import refused
+from tests.torch.builders import policy_of, refused
 
 transformers = pytest.importorskip("transformers")
 
@@ -268,6 +268,20 @@ def test_samples_that_stay_get_their_own_answers(family, rows):
         torch.testing.assert_close(
             model.head(3, state), own[index], rtol=1e-4, atol=1e-5, msg=str(leave_after)
         )
+
+
+def test_a_network_that_nobody_leaves_runs_as_it_is(family):
+    network, batch = family.network(), family.batch()
+    model = attach_heads(network, family.at(0, 2), batch)
+    fast = EarlyExit(model, policy_of(None, 3))
+    calls = counted(network)
+    expected = logits(network, batch)
+    whole = Counter(calls)
+    calls.clear()
+    out = fast(batch)
+    assert calls == whole
+    assert torch.equal(out.outputs, expected)
+    assert set(out.exits.tolist()) == {2}
 
 
 def test_copied_heads(family):
@@ -635,7 +649,7 @@ def test_values_that_only_other_batches_need_give_an_error_not_another_answer():
     policy = ss.calibrate(
         collect(model, [short]), risk="consistency", loss="brier", epsilon=0.5, delta=0.5
     )
-    fast = EarlyExit(model, policy.model_copy(update={"threshold": None}))
+    fast = EarlyExit(model, policy.model_copy(update={"threshold": 1.0}))
     torch.testing.assert_close(fast(short).outputs, network(**short))
     with pytest.raises(ValueError, match="NaN"):
         fast({"input_ids": torch.randint(0, 60, (4, 20))})

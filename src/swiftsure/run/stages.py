@@ -198,11 +198,15 @@ class ExitLoop:
         Confidences are NaN where an exit was not reached, or no decision needed them.
         """
         executor = self.executor
-        n, state = executor.begin(batch)
+        if self._used:
+            n, state = executor.begin(batch)
+        else:
+            n, state = executor.size(batch), None
         assembly, ids = Assembly(n), np.arange(n)
         confidences = np.full((n, self.last), np.nan, np.float32)
-        if n == 0:
-            assembly.put(Exited(ids, executor.nothing(batch), self.last))
+        if n == 0 or not self._used:
+            values = executor.owned(executor.full(batch)) if n else executor.nothing(batch)
+            assembly.put(Exited(ids, values, self.last))
             return assembly, confidences
         for k in range(self.last + 1):
             state = executor.advance(k, state)

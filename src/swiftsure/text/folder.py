@@ -70,8 +70,9 @@ def load_system(
     *,
     device: str | None = None,
     capture: bool | CaptureLimits = False,
+    compile: bool = False,  # noqa: A002 (what torch calls it)
 ) -> tuple[CalmModel | BigLittle, Any]:
-    """Return the system in a folder, and its tokenizer.
+    """Return the system in a folder, and its tokenizer; `capture` and `compile` are the system's.
 
     Raises
     ------
@@ -94,14 +95,17 @@ def load_system(
     model = _model(place, device)
     tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=True)
     if content["system"] == "bild":
-        return BigLittle(model, _model(place / DRAFT, device), policy, capture=capture), tokenizer
+        small = _model(place / DRAFT, device)
+        return BigLittle(model, small, policy, capture=capture, compile=compile), tokenizer
     kind: Any = TokenScore if policy.settings.get("score") == "learned" else MetaClassifier
     classifier = kind.load(place / CLASSIFIER) if CLASSIFIER in files else None
     heads = ExitHeads.load(place / HEADS) if HEADS in files else None
     if device is not None:
         classifier = None if classifier is None else classifier.to(device)
         heads = None if heads is None else heads.to(device)
-    fast = CalmModel(model, policy, classifier=classifier, heads=heads, capture=capture)
+    fast = CalmModel(
+        model, policy, classifier=classifier, heads=heads, capture=capture, compile=compile
+    )
     return fast, tokenizer
 
 

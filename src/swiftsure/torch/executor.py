@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from swiftsure.run.stages import Assembly, Exited, StageExecutor
+from swiftsure.torch.replaying import ReplayedModel
 from swiftsure.torch.results import ExitOutput, StreamResult, assembled, owned
 from swiftsure.torch.scoring import confidence
 from swiftsure.torch.segments import SegmentPlan, signature_of
@@ -66,6 +67,15 @@ class TorchExecutor(StageExecutor):
             return values, None
         scores = confidence(self._score, output, exit_index)
         return values, scores.detach().cpu().numpy()
+
+    def full(self, batch: Any) -> Any:
+        """Return the outputs of the full model; a replayed network runs as it is."""
+        model = self._model
+        if not isinstance(model, ReplayedModel):
+            return super().full(batch)
+        last, n = self.n_exits - 1, batch_size(batch)
+        state = model.full_state(batch)
+        return plain_output(exit_output(model, last, state, n, self._temperatures[last]))
 
     def select(self, state: Any, rows: Rows) -> Any:
         """Return the state of some of the samples."""

@@ -109,6 +109,13 @@ class ReplayedModel(Staged):
         """Return the network's inputs, without labels."""
         return without_labels(batch)
 
+    def full_state(self, batch: Any) -> dict[str, Any]:
+        """Return the state at the last exit, from one run of the network without a stop."""
+        inputs, mask = without_labels(batch), _mask_of(batch)
+        args, kwargs = as_arguments(inputs)
+        found = self.replayer.result(self.network(*args, **kwargs))
+        return {OUTPUT: found} if mask is None else {OUTPUT: found, MASK: mask}
+
     def settled(self, batch: Any) -> Any:
         """Return a batch whose form says whether anything is padded; reads the attention mask.
 

@@ -168,10 +168,12 @@ class TextEngine:
     def load(cls, folder: str | Path, options: EngineOptions | None = None) -> Self:
         """Return the engine of a folder from `swiftsure.text.save_system`."""
         chosen = options or EngineOptions()
-        chosen.refuse_unused("a text system", "device", "capture", "threads")
+        chosen.refuse_unused("a text system", "device", "capture", "compile", "threads")
         if chosen.threads is not None:
             torch.set_num_threads(chosen.threads)
-        system, tokenizer = load_system(folder, device=chosen.device, capture=chosen.capture)
+        system, tokenizer = load_system(
+            folder, device=chosen.device, capture=chosen.capture, compile=chosen.compile
+        )
         return cls(system, tokenizer, name=Path(folder).resolve().name, room=chosen.room)
 
     @property
