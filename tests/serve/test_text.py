@@ -306,5 +306,9 @@ def test_compiled_blocks_serve_the_same_tokens(tmp_path, monkeypatch):
     engine = TextEngine.load(folder, EngineOptions(capture=True, compile=True))
     assert engine.system.decoder.fast is not None
     assert text_of(engine.system, prompt, **options) == text_of(calm(), prompt, **options)
+    engine.install(engine.policy)  # a policy that is put in its place is run in the same way
+    for system in [*engine._systems.values(), engine._full]:
+        assert system.decoder.fast is not None
+        assert system.capture is True
     with pytest.raises(ValueError, match="`compile` needs `capture`"):
         TextEngine.load(folder, EngineOptions(compile=True))

@@ -333,10 +333,12 @@ class TextEngine:
 
 
 def _under(system: CalmModel | BigLittle, policy: Any) -> CalmModel | BigLittle:
-    """Return the same models under a policy or a rule."""
+    """Return the same models under a policy or a rule, run in the same way."""
+    how: Any = {"capture": system.capture, "compile": system.compile}
     if isinstance(system, CalmModel):
-        return CalmModel(system.model, policy, classifier=system.classifier, heads=system.heads)
-    return BigLittle(system.large, system.small, policy)
+        parts: Any = {"classifier": system.classifier, "heads": system.heads}
+        return CalmModel(system.model, policy, **parts, **how)
+    return BigLittle(system.large, system.small, policy, **how)
 
 
 def _but_dial(rule: Any) -> Any:

@@ -68,6 +68,8 @@ class BigLittle:
     ----------
     rule : DraftRule
     policy : Policy or None
+    capture, compile
+        As given.
 
     Raises
     ------
@@ -101,6 +103,7 @@ class BigLittle:
             raise ValueError("`compile` needs `capture`: pass capture=True.")
         check_pair(large, small)
         self.large, self.small = large, small
+        self.capture, self.compile = capture, compile
         self._flops = Flops(large), Flops(small)
         self.rule = DraftRule.of(policy)
         self.policy = policy if isinstance(policy, Policy) else None

@@ -84,6 +84,8 @@ class CalmModel:
     ----------
     rule : CalmRule
     policy : Policy or None
+    capture, compile
+        As given.
     n_exits : int
         Number of decoder blocks.
 
@@ -111,7 +113,7 @@ class CalmModel:
         if compile:
             self.decoder.fast = FastBlocks(self.decoder)
         refuse_training(model)
-        self.model = model
+        self.model, self.capture, self.compile = model, capture, compile
         self.n_exits = len(self.decoder.blocks)
         self.rule = _resolve_exit_rule(policy, score)
         self.rule.check_exits(self.n_exits)
