@@ -35,6 +35,7 @@ class Seen:
     address: tuple[str, int] = ("", 0)
     out: str = ""
     drilled: threading.Event = field(default_factory=threading.Event)
+    instrumented: list[Any] = field(default_factory=list)
 
     @property
     def service(self):
@@ -74,6 +75,7 @@ def command(tmp_path, policies, monkeypatch):
 
         monkeypatch.setattr("swiftsure.serve.loading.load_engines", load)
         monkeypatch.setattr("swiftsure.serve.lifecycle.run", serve)
+        monkeypatch.setattr("swiftsure.serve.telemetry.instrument", seen.instrumented.append)
         monkeypatch.setattr("swiftsure.cli.serve._drill", lambda *_: seen.drilled.set())
         port = [] if "--port" in seen.command else ["--port", "0"]
         done = CliRunner().invoke(app, [*seen.command, *port])
@@ -98,6 +100,7 @@ ANYWHERE = {
     "--host": ("127.0.0.2", lambda seen: seen.address[0] == "127.0.0.2"),
     "--port": (PORT, lambda seen: seen.address[1] == PORT),
     "--json": (None, lambda seen: "address" in json.loads(seen.out)),
+    "--telemetry": (None, lambda seen: seen.instrumented == [seen.app]),
 }
 OF_A_MODEL = {
     "--max-batch": (2, lambda seen: seen.service.limits.max_batch == 2),

@@ -16,6 +16,7 @@ SECTIONS = {
     "`[[models]]`": config.UpstreamConfig,
     "`[models.confidence]`": config.ConfidenceConfig,
     "`[router]`": config.RouterConfig,
+    "`[thinking]`": config.ThinkingConfig,
     "Verifiers and embeddings": config.EndpointConfig,
     "`[slices]`": config.SliceConfig,
     "`[audit]`": config.AuditConfig,

@@ -125,9 +125,9 @@ def serve(
     until --resume or a new policy.
 
     A TOML file describes a cascade of language models, or one that may stop
-    thinking early: it is served as a proxy that answers as OpenAI's API does.
-    Its audits and limits are in the file; of the options, only --host, --port,
-    --resume, --telemetry and --json apply.
+    thinking early: it is served as a proxy that answers as OpenAI's API
+    does. Its audits and limits are in the file; of the options, only --host,
+    --port, --resume, --telemetry and --json apply.
 
     [bold]Example[/bold]
 

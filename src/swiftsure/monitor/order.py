@@ -36,7 +36,7 @@ class OrderState(Section):
     given_up: int = Field(ge=0)
     too_late: int = Field(ge=0)
     line: tuple[tuple[RequestId, float | None], ...]
-    patience: int | None = None
+    patience: int | None = Field(default=None, ge=1)
     missing: str | None = None
     """None in states of earlier versions, which do not store the patience either."""
     given_up_requests: tuple[RequestId, ...] = ()
