@@ -401,3 +401,26 @@ def test_errors_of_functions_stop_the_collection(cascade):
 def test_impossible_answers_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         Answer("a", **fields)
+
+
+def test_pilots_of_recalibrations_are_refused_and_stated():
+    """Fitted on the calibration samples, maps violated a promise in 53 of 300 draws at 10 %."""
+    rng = np.random.default_rng(0)
+    sure, right = rng.random(300), rng.random(300) < 0.9
+    ids = [f"pilot {k}" for k in range(300)]
+    fitted = Recalibration.fit(sure[:200], right[:200], ids=ids[:200])
+    again = Recalibration.from_json(json.loads(json.dumps(fitted.to_json())))
+    other = Recalibration.fit(sure[200:], right[200:], ids=ids[200:])
+
+    def model(found, name):
+        return Recalibrated(lambda k: (k % 2, 0.5 + k % 50 / 100, 1.0), found, name=name)
+
+    cascade = ss.Cascade([model(again, "a"), model(other, "b"), lambda k: (k % 2, 1.0, 9.0)])
+    with pytest.raises(ValueError, match="pilot that the score was learned on"):
+        cascade.collect(range(2), ids=["x", "pilot 7"], progress=False)
+    record = cascade.collect(range(300), ids=range(300), progress=False)
+    policy = cascade.calibrate(record, risk="consistency", epsilon=0.05)
+    assert "none of the 300 samples that the score was learned on" in str(policy)
+    assert model(fitted, "a").identity() == model(again, "a").identity()
+    inner = Recalibrated(model(fitted, "a"), other)
+    assert inner.pilots["score"].n == 300

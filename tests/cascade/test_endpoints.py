@@ -273,3 +273,13 @@ def test_a_dearer_model_before_a_cheaper_one_warns_by_its_prices():
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             ss.Cascade(models)
+
+
+def test_messages_are_not_put_into_a_prompt_by_the_door_of_litellm():
+    """Texts of the calibration were; so what the door asks would be another question."""
+    from swiftsure.cascade.litellm import custom_llm
+
+    small = ss.Endpoint("http://localhost:1/v1", "small", key=None, prompt="Yes or no: {input}")
+    large = ss.Endpoint("http://localhost:1/v1", "large", key=None)
+    with pytest.raises(ValueError, match="puts texts into a prompt"):
+        custom_llm(ss.Cascade([small, large]).run(None))

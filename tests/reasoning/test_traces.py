@@ -145,3 +145,14 @@ def test_real_traces(name):
         full, here = policy.certificate.costs.means["tokens"]
         saved[policy.score] = 1 - here / full
     assert saved[learned.name] > max(0.3, saved["top1"])
+
+
+def test_a_probe_without_any_option_is_not_right():
+    """Its most probable option is the first one, which may be the label."""
+    record = TraceRecord.from_arrays(
+        [[100, 200, 300]],
+        probabilities=[[[0.9, 0.1], [0.0, 0.0], [0.8, 0.2]]],
+        correct=[[True, False, True]],
+    )
+    assert [probe.answer.answer for probe in record.traces[0].probes] == [0, None]
+    assert record.exits([100, 200]).losses["zero_one"].tolist() == [[0, 1, 0]]

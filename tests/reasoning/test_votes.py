@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import swiftsure as ss
-from swiftsure.reasoning import VoteRecord, majority, vote_scores
+from swiftsure.reasoning import Voter, VoteRecord, majority, vote_scores
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "votes"
 
@@ -65,3 +65,33 @@ def test_real_votes():
     assert needed == sorted(needed, reverse=True)
     assert needed[0] < 9.9
     assert needed[1] < 6
+
+
+def test_votes_that_end_early_are_not_what_a_voter_runs():
+    """Two answers each to all questions but one: the first always is the vote, whatever it is."""
+    rng = np.random.default_rng(0)
+    answers = np.where(rng.random((400, 21)) < 0.65, "A", "B").tolist()
+    uneven = VoteRecord([answers[0], *(row[:2] for row in answers[1:])], labels=["A"] * 400)
+    policy = ss.calibrate(uneven.exits(), loss="zero_one", epsilon=0.05, score="lead")
+    assert not policy.runs_full_model
+    with pytest.raises(ValueError, match="fewer answers than a full vote"):
+        Voter(lambda question: "A", policy)
+    even = ss.calibrate(uneven.exits(2), loss="zero_one", epsilon=0.05, score="lead")
+    assert Voter(lambda question: "A", even).samples == 2
+
+
+def test_right_answers_that_differ_are_refused():
+    with pytest.raises(ValueError, match="true for equal answers alone"):
+        VoteRecord([["0.5", "x", "1/2"]], correct=[[1, 0, 1]])
+    with pytest.raises(ValueError, match="true for equal answers alone"):
+        VoteRecord([["A", "A", "B"]], correct=[[1, 0, 0]])
+    assert VoteRecord([["A", "B", None]], correct=[[0, 1, 0]]).labels == ("B",)
+
+
+def test_labels_of_another_kind_than_the_answers_are_refused():
+    """Every answer would be wrong, so no gap would ever be seen, and anything be certified."""
+    with pytest.raises(TypeError, match="answers are texts and the labels numbers"):
+        VoteRecord([["7", "42"]] * 2, labels=[42, 7]).exits()
+    with pytest.raises(TypeError, match="of the kind of the answers"):
+        VoteRecord([[7, 42]] * 2, labels=["42", "7"]).exits()
+    assert VoteRecord([[7, 42]] * 2, labels=[42.0, 7]).exits().losses["zero_one"][1, 0] == 0

@@ -91,6 +91,7 @@ def _against(loss: Loss | AnswerLoss, rows: list[list[Answer]], labels: list[Any
         return checks.numbers(loss.name, values, np.float64)
     if loss is ZERO_ONE:
         targets = [row[-1] for row in table] if labels is None else [plain(y) for y in labels]
+        _refuse_other_kind(table, targets)
         return np.asarray(
             [
                 [float(answer != target) for answer in row]
@@ -102,6 +103,18 @@ def _against(loss: Loss | AnswerLoss, rows: list[list[Answer]], labels: list[Any
     if labels is None:
         return np.asarray(loss.function("against_last")(table), np.float64)
     return np.asarray(loss.function("against_labels")(table, labels), np.float64)
+
+
+def _refuse_other_kind(table: list[list[Any]], targets: list[Any]) -> None:
+    """Raise if texts are compared with numbers: none would be right, and no gap be seen."""
+    said = {isinstance(each, str) for row in table for each in row if each is not None}
+    right = {isinstance(each, str) for each in targets if each is not None}
+    if len(set(map(repr, targets))) > 1 and len(said | right) == 2 and len(said) == len(right) == 1:
+        kinds = ("texts", "numbers") if True in said else ("numbers or others", "texts")
+        raise TypeError(
+            f"`labels` must be of the kind of the answers, but the answers are {kinds[0]} and the"
+            f" labels {kinds[1]}: they are never equal, so every answer would count as wrong."
+        )
 
 
 def _of_distributions(loss: Loss, rows: list[list[Answer]], labels: list[Any] | None) -> Floats:

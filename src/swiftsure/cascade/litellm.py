@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from swiftsure.cascade.answers import Answer
-from swiftsure.cascade.endpoints import answer_of_response, usage_cost
+from swiftsure.cascade.endpoints import Endpoint, answer_of_response, usage_cost
 from swiftsure.cascade.models import Model
 from swiftsure.cascade.request_kinds import calibrated_features, unlike
 from swiftsure.cascade.request_parameters import in_common, other_parameter
@@ -89,6 +89,11 @@ def custom_llm(runner: CascadeRunner) -> "litellm.CustomLLM":
     runner : CascadeRunner
         What `Cascade.run` returns; of models that take messages: `LiteLLMModel` and `Endpoint`.
 
+    Raises
+    ------
+    ValueError
+        If an endpoint has a prompt, which texts were put into and messages would not be.
+
     Examples
     --------
     >>> handler = custom_llm(cascade.run(policy))  # doctest: +SKIP
@@ -99,6 +104,7 @@ def custom_llm(runner: CascadeRunner) -> "litellm.CustomLLM":
     ...     "swiftsure/cascade", [{"role": "user", "content": "Is 7 prime?"}]
     ... )  # doctest: +SKIP
     """
+    _refuse_prompts(runner)
     import litellm
 
     features = calibrated_features(runner.policy)
@@ -151,3 +157,12 @@ def custom_llm(runner: CascadeRunner) -> "litellm.CustomLLM":
             yield part_of(await decided(messages, optional_params))
 
     return CascadeLLM()
+
+
+def _refuse_prompts(runner: CascadeRunner) -> None:
+    for each in map(innermost, runner.models):
+        if isinstance(each, Endpoint) and (each.prompt is not None or each.kind != "chat"):
+            raise ValueError(
+                f"`runner` must be of models that take messages, but {each.name} puts texts into a"
+                " prompt: calibrate a chat endpoint without `prompt` on whole messages."
+            )

@@ -1,6 +1,6 @@
 """`Recalibration`: maps a confidence to the probability of being right, fitted on pilot samples."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import optimize, special
 
 from swiftsure._lib import checks
+from swiftsure.curves.pilots import PilotSamples
 
 __all__ = ["Recalibration"]
 
@@ -27,6 +28,8 @@ class Recalibration:
     x, y : (m,)
         Isotonic: the map goes through these points, and straight between them. Logistic: `x` is
         empty and `y` is (slope, intercept) of the logit.
+    pilot : PilotSamples, optional
+        The samples that it was fitted on, which calibration refuses, and certificates state.
 
     Examples
     --------
@@ -38,6 +41,7 @@ class Recalibration:
     method: Literal["isotonic", "logistic"]
     x: Floats
     y: Floats
+    pilot: PilotSamples | None = field(default=None, repr=False)
 
     @classmethod
     def fit(
@@ -45,6 +49,9 @@ class Recalibration:
         confidences: ArrayLike,
         right: ArrayLike,
         method: Literal["isotonic", "logistic"] = "isotonic",
+        *,
+        ids: ArrayLike | None = None,
+        groups: ArrayLike | None = None,
     ) -> "Recalibration":
         """Fit the map on pilot samples, which must not be used to calibrate.
 
@@ -57,6 +64,8 @@ class Recalibration:
         method : {"isotonic", "logistic"}
             The best rising step function, joined by straight lines; or a logistic curve in the
             logit of the confidence, for small pilots.
+        ids, groups : (n,), optional
+            Of the samples, by which calibration recognises them.
         """
         checks.choice("method", method, ["isotonic", "logistic"])
         sure = checks.finite("confidences", checks.numbers("confidences", confidences, np.float64))
@@ -65,12 +74,13 @@ class Recalibration:
         quality = checks.finite("right", checks.numbers("right", right, np.float64))
         checks.of_shape("right", quality, {"n": len(sure)})
         checks.within("right", quality, 0.0, 1.0)
+        pilot = PilotSamples.of_arrays(sure, quality, ids=ids, groups=groups)
         if method == "logistic":
-            return cls(method, np.empty(0), _logistic(sure, quality))
+            return cls(method, np.empty(0), _logistic(sure, quality), pilot)
         x, codes = np.unique(sure, return_inverse=True)
         weights = np.bincount(codes).astype(np.float64)
         means = np.bincount(codes, quality) / weights
-        return cls(method, x, optimize.isotonic_regression(means, weights=weights).x)
+        return cls(method, x, optimize.isotonic_regression(means, weights=weights).x, pilot)
 
     def __call__(self, confidences: ArrayLike) -> Floats:
         """Return the mapped confidences."""
@@ -82,12 +92,19 @@ class Recalibration:
 
     def to_json(self) -> dict[str, Any]:
         """Return the map as JSON can hold it."""
+        pilot = None if self.pilot is None else self.pilot.to_json()
+        return {**self.map_json(), "pilot": pilot}
+
+    def map_json(self) -> dict[str, Any]:
+        """Return the map alone, without its pilot."""
         return {"method": self.method, "x": self.x.tolist(), "y": self.y.tolist()}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "Recalibration":
         """Return the map that `to_json` wrote."""
-        return cls(content["method"], np.asarray(content["x"]), np.asarray(content["y"]))
+        pilot = content.get("pilot")
+        known = None if pilot is None else PilotSamples.from_json(pilot)
+        return cls(content["method"], np.asarray(content["x"]), np.asarray(content["y"]), known)
 
 
 def _logit(sure: Floats) -> Floats:

@@ -16,7 +16,7 @@ from swiftsure.cascade.confidences import answer_confidence
 from swiftsure.cascade.judging import Judge
 from swiftsure.cascade.models import Model, model_of
 from swiftsure.cascade.recalibrating import Recalibration
-from swiftsure.curves.pilots import Learned, PilotSamples
+from swiftsure.curves.pilots import Learned, PilotSamples, with_pilot
 from swiftsure.losses.text import normalised
 from swiftsure.scores import LearnedScore
 
@@ -202,10 +202,7 @@ class LearnedConfidence(Wrapper):
     @property
     def pilots(self) -> dict[Learned, PilotSamples]:
         """The samples that the score, or the model within, was learned on."""
-        own: dict[Learned, PilotSamples] = {}
-        if self.score.pilot is not None:
-            own["score"] = self.score.pilot
-        return {**self.model.pilots, **own}
+        return with_pilot(self.model.pilots, "score", self.score.pilot)
 
     async def answer(self, value: Any) -> Answer:
         """Return the model's answer with its learned confidence."""
@@ -245,6 +242,11 @@ class Recalibrated(Wrapper):
         self.recalibration = recalibration
         self.score = score
 
+    @property
+    def pilots(self) -> dict[Learned, PilotSamples]:
+        """The samples that the map, or the model within, was fitted on."""
+        return with_pilot(self.model.pilots, "score", self.recalibration.pilot)
+
     async def answer(self, value: Any) -> Answer:
         """Return the model's answer with its mapped confidence."""
         found = await self.model.answer(value)
@@ -255,4 +257,4 @@ class Recalibrated(Wrapper):
 
     def identity(self) -> dict[str, Any] | None:
         """Return the identities of the model and of the map."""
-        return self._identity(map=self.recalibration.to_json(), score=self.score)
+        return self._identity(map=self.recalibration.map_json(), score=self.score)

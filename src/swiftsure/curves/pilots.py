@@ -18,6 +18,7 @@ __all__ = [
     "learned_on",
     "pilot_size",
     "pilots_of",
+    "with_pilot",
     "without_pilots",
 ]
 
@@ -133,6 +134,32 @@ class PilotSamples:
             content["digest"],
         )
 
+    def joined(self, other: "PilotSamples") -> "PilotSamples":
+        """Return the samples of both; their number is 0 where it is not known how many they share.
+
+        Examples
+        --------
+        >>> one, other = np.zeros(2), np.ones(3)
+        >>> first = PilotSamples.of_arrays(one, ids=["a", "b"])
+        >>> first.joined(PilotSamples.of_arrays(other, ids=["b", "c", "d"])).ids.tolist()
+        ['a', 'b', 'c', 'd']
+        """
+        if self.digest == other.digest and np.array_equal(self.ids, other.ids):
+            return self
+        named = [each for each in (self, other) if each.has_ids]
+        together = len(named) == 2 or self.order.is_shared_with(other.order)
+        ids = [each.ids for each in (named or (self, other))]
+        groups = [each.groups for each in (self, other) if each.groups is not None]
+        known = np.unique(np.concatenate(ids))
+        return PilotSamples(
+            len(known) if together else 0,
+            known,
+            np.concatenate(groups) if groups else None,
+            bool(named),
+            self.order if together else SampleOrder(0, drawn=False),
+            hashlib.sha256(f"{self.digest}{other.digest}".encode()).hexdigest(),
+        )
+
     def count(self, grouped: bool) -> int:
         """Return the number of samples, or of groups; a sample without a group is one of its own.
 
@@ -192,7 +219,19 @@ def learned_on(
     """Return a record's settings that say what was learned on a pilot."""
     if pilot is None:
         return dict(settings)
-    return {**settings, PILOTS: {**settings.get(PILOTS, {}), what: pilot.to_json()}}
+    known = settings.get(PILOTS, {})
+    if what in known:  # of another model of a cascade
+        pilot = PilotSamples.from_json(known[what]).joined(pilot)
+    return {**settings, PILOTS: {**known, what: pilot.to_json()}}
+
+
+def with_pilot(
+    pilots: Mapping[Learned, PilotSamples], what: Learned, pilot: PilotSamples | None
+) -> dict[Learned, PilotSamples]:
+    """Return pilots with another one, besides that of the same kind."""
+    if pilot is None:
+        return dict(pilots)
+    return {**pilots, what: pilots[what].joined(pilot) if what in pilots else pilot}
 
 
 def pilots_of(record: Any) -> dict[Learned, PilotSamples]:

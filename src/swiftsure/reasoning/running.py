@@ -90,6 +90,11 @@ class _Stops:
                 "`policy` was made from traces that had no answer at some checkpoints, where an"
                 " earlier one was carried forward: collect traces with answers at every checkpoint."
             )
+        if settings.get("uneven"):
+            raise ValueError(
+                "`policy` was made from votes of which some ended with fewer answers than a full"
+                " vote has: give `exits` a number of `samples` that every question has."
+            )
         if SURE in settings:
             full = policy.runs_full_model
             places = len(settings["checkpoints"]) if system == THINKING else settings["places"]

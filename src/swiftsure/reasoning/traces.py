@@ -212,12 +212,14 @@ class TraceRecord:
             whose tokens are not above those before it is left out.
         probabilities : (n, m, options), optional
             Of each option; the answer is the most probable one. They are scaled to sum to 1; where
-            all are 0, they count as equal.
+            all are 0, they count as equal, and the answer, unless it is `correct`, as one that
+            cannot be read.
         answers, confidences : (n, m), optional
             Instead of probabilities.
         labels : (n,), optional
         correct : (n, m), optional
-            Whether each answer is right, where the labels themselves are not known.
+            Whether each answer is right, where the labels themselves are not known. All right
+            answers of a trace must be equal, and no wrong one equal to them.
         questions, seeds : (n,), optional
         spent : number or (n, m - 1)
             Tokens that each probe took.
@@ -233,8 +235,11 @@ class TraceRecord:
                 checks.numbers("probabilities", probabilities, np.float64),
                 {"n": n, "m": m, "options": None},
             )
-            answers = p.argmax(axis=2)
             total = p.sum(axis=2, keepdims=True)
+            unread = total[..., 0] <= 0
+            if correct is not None:  # it may say that the first option was right there
+                unread &= ~checks.numbers("correct", correct).astype(bool)
+            answers = np.where(unread, None, p.argmax(axis=2))  # type: ignore[call-overload]
             p = np.where(total > 0, p / np.where(total > 0, total, 1.0), 1.0 / p.shape[2])
         said = np.asarray(answers)
         sure = None if confidences is None else checks.numbers("confidences", confidences)
@@ -378,10 +383,16 @@ def labels_of(answers: NDArray[Any], correct: ArrayLike | None) -> list[Any]:
         return [None] * len(answers)
     right = checks.numbers("correct", correct).astype(bool)
     checks.of_shape("correct", right, {"n": answers.shape[0], "m": answers.shape[1]})
-    return [
-        plain(answers[i, right[i].argmax()]) if right[i].any() else OTHER
-        for i in range(len(answers))
-    ]
+    found = []
+    for said, good in zip(answers.tolist(), right, strict=True):
+        label = plain(said[good.argmax()]) if good.any() else OTHER
+        if [each == label for each in said] != good.tolist():
+            raise ValueError(
+                f"`correct` must be true for equal answers alone, but {said!r} are"
+                f" {good.tolist()}: write all answers that are right in the same way."
+            )
+        found.append(label)
+    return found
 
 
 def _walk(trace: Trace, grid: Sequence[int]) -> list[Probe]:

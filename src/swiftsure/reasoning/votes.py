@@ -89,7 +89,8 @@ class VoteRecord:
     labels : (n,), optional
         The right answers; None for one that is missing.
     correct : nested sequences like `answers`, optional
-        Whether each answer is right, where the labels themselves are not known.
+        Whether each answer is right, where the labels themselves are not known. All right answers
+        of a question must be equal, and no wrong one equal to them.
     questions : (n,), optional
         Names of the questions; rows of the same question are a group.
     settings : mapping
@@ -165,7 +166,8 @@ class VoteRecord:
         """Return the record of a vote that may stop after any answer, to calibrate on.
 
         Exit k is the majority of the first k answers, at the cost of k samples; the last exit is
-        that of all.
+        that of all. Where a question has fewer answers than `samples`, its vote ends with them, as
+        no `Voter` ends: it refuses policies made from such votes.
 
         Parameters
         ----------
@@ -202,6 +204,11 @@ class VoteRecord:
             labels=list(self.labels or ()),
             ids=unique,
             groups=ids,
-            settings={**self.settings, "system": VOTING, "places": most - 1},
+            settings={
+                **self.settings,
+                "system": VOTING,
+                "places": most - 1,
+                **({"uneven": True} if ends.min() < most else {}),
+            },
             fingerprint=self.fingerprint,
         ).record(losses)
