@@ -120,6 +120,7 @@ def test_a_stream_that_breaks_is_continued(server, policy):
     thought = Thinker(reasoner(server), policy, backoff=QUICK).answer("q4")
     assert thought.answer == "even"
     assert server.written.count(" w0") == 1
+    assert thought.stopped  # it is asked on the way after the break too
 
 
 def test_probes_that_fail_never_stop_the_thinking(server, policy):

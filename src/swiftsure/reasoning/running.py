@@ -217,22 +217,23 @@ class Thinker:
         The model's stream is cancelled as soon as its answer is safe, or nobody listens any more.
         """
         written = Written(self.client.family.mark)
-        failures: list[str] = []
+        breaks: list[str] = []
         for attempt in range(self.backoff.retries + 1):
             try:
-                async for each in self._once(question, written, seed, failures):
+                async for each in self._once(question, written, seed, breaks):
                     yield each
                 return
             except Exception as error:
                 wait = self.backoff.wait(attempt, error)
                 if wait is None:
                     raise
-                failures.append(described(error))
+                breaks.append(described(error))
             await asyncio.sleep(wait)
 
     async def _once(
-        self, question: Question, written: Written, seed: int, failures: list[str]
+        self, question: Question, written: Written, seed: int, breaks: list[str]
     ) -> AsyncIterator[str | Thought]:
+        failures: list[str] = []  # of probes: a stream that broke is asked on the way again
         parts = walk(self.client, question, written, self._due, seed=seed, failures=failures)
         try:
             async for what, each in parts:
@@ -243,7 +244,7 @@ class Thinker:
                     return
         finally:
             await parts.aclose()  # type: ignore[attr-defined]
-        yield self._ended(written, tuple(failures))
+        yield self._ended(written, (*breaks, *failures))
 
     def _stopped(self, written: Written, thinking: Thinking) -> Thought | None:
         """Return the answer of the last probe if the policy takes it."""

@@ -239,7 +239,7 @@ class TraceRecord:
             unread = total[..., 0] <= 0
             if correct is not None:  # it may say that the first option was right there
                 unread &= ~checks.numbers("correct", correct).astype(bool)
-            answers = np.where(unread, None, p.argmax(axis=2))  # type: ignore[call-overload]
+            answers = np.where(unread, None, p.argmax(axis=2))
             p = np.where(total > 0, p / np.where(total > 0, total, 1.0), 1.0 / p.shape[2])
         said = np.asarray(answers)
         sure = None if confidences is None else checks.numbers("confidences", confidences)
