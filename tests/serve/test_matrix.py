@@ -35,7 +35,16 @@ from swiftsure.serve import (
 )
 from swiftsure.serve.proxy import ProxyConfig, create_proxy
 from tests.serve.builders import Client, at_once, lines, wait_until
-from tests.serve.systems import SYSTEMS, Network, engine, made, monitored, other_policy, same
+from tests.serve.systems import (
+    SYSTEMS,
+    Network,
+    certified,
+    engine,
+    made,
+    monitored,
+    other_policy,
+    same,
+)
 from tests.serve.test_proxy_watch import STABLE, Models
 
 for package in ("diffusers", "onnxruntime", "onnxscript", "openai", "transformers"):
@@ -110,7 +119,7 @@ def resumes(case: Case) -> None:
         assert any(place.iterdir())
         again = case.kind.record(RunOptions(shards=place, progress=False))
     assert np.array_equal(again.ids, case.kind.recorded.ids)
-    assert ss.calibrate(again, **case.kind.request).threshold == case.policy.threshold
+    assert certified(case.kind, again).threshold == case.policy.threshold
 
 
 def collects_on_ray(case: Case) -> None:
@@ -118,7 +127,7 @@ def collects_on_ray(case: Case) -> None:
     if case.name == "cascade":
         raise NatureError(6)
     record = case.kind.record(RunOptions(engine="ray", workers=1, progress=False))
-    assert ss.calibrate(record, **case.kind.request).threshold == case.policy.threshold
+    assert certified(case.kind, record).threshold == case.policy.threshold
 
 
 def calibrates(case: Case) -> None:
