@@ -28,7 +28,7 @@ def test_noisy_images_raise_an_alarm_and_the_server_falls_back(tmp_path, monkeyp
 
     monkeypatch.setattr("swiftsure.serve.audit_log.SETTLE", 0.0)
     monkeypatch.setattr("swiftsure.serve.audit_log.PAUSE", 0.05)
-    engine = demo_engine(monkeypatch)
+    engine = demo_engine()
     audit_log = AuditLog(engine.policy, audit_monitor(engine.policy, 0.01), tmp_path)
     app = create_app(engine, Limits(max_wait_ms=0), manager=manager_of(audit_log), audit_rate=1.0)
     images = prepared(demo.sample_images().images).numpy()
